@@ -1,0 +1,36 @@
+# Two commands do everything on a fresh machine with Python >= 3.11: `make serve` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: install serve test lint types unit clean
+.DELETE_ON_ERROR:
+
+install: $(STAMP)
+
+# The virtual environment, the pinned dependencies and the embedded model. Made again when a pin changes.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "firstlight needs Python >= 3.11; run make with PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[gguf,dev]'
+	$(BIN)/python -m server.embedded
+	@touch $@
+
+serve: install
+	$(BIN)/firstlight serve
+
+test: lint types unit
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+unit: install
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

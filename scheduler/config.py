@@ -1,0 +1,50 @@
+"""Limits and policy of the scheduler. Declared once here; the command line's options are made from these fields.
+
+Read in the supervisor (to parse), the API process (admission) and the engine process (policy). Standard library only.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How much work a step may hold and how much may wait."""
+
+    max_num_seqs: int = field(default=64, metadata={"help": "sequences that run at the same time"})
+    max_num_batched_tokens: int = field(default=512, metadata={"help": "tokens computed in one step, all sequences together"})
+    prefill_share: float = field(
+        default=0.125,
+        metadata={"help": "share of max-num-batched-tokens that prompts may take in a step while streams are running"},
+    )
+    block_size: int = field(default=16, metadata={"help": "tokens in a KV block"})
+    max_queued_requests: int = field(
+        default=256, metadata={"help": "sequences that may wait beyond the running ones; more get 429"}
+    )
+    max_queued_tokens: int = field(
+        default=1_000_000, metadata={"help": "prompt tokens of all accepted sequences together; more get 429"}
+    )
+    request_timeout: float = field(
+        default=600.0, metadata={"help": "seconds until an unfinished request ends with 408 or an error event"}
+    )
+    enable_prefix_caching: bool = field(
+        default=True, metadata={"help": "reuse KV blocks of equal prompt beginnings"}
+    )
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the field and the rule."""
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_queued_tokens", "request_timeout"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive")
+        if not 1 <= self.block_size <= 256 or self.block_size & (self.block_size - 1):
+            raise ValueError("block_size must be a power of two from 1 to 256")
+        if not 0 < self.prefill_share <= 1:
+            raise ValueError("prefill_share must be in (0, 1]")
+        if self.max_queued_requests < 0:
+            raise ValueError("max_queued_requests must not be negative")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must be at least max_num_seqs: each sequence needs a token a step")
+
+    @property
+    def max_outstanding(self) -> int:
+        """Sequences that may be running and waiting together."""
+        return self.max_num_seqs + self.max_queued_requests

@@ -1,0 +1,140 @@
+"""The contract between scheduler and runtime: one `StepPlan` goes in, one `StepResult` comes out.
+
+Owned by the scheduler package, imported by `model_runtime` (the only scheduler module it may import), used in the
+engine process. Both are frozen and flat: parallel `array` buffers that numpy and torch read without a copy, no sets, no
+dictionaries keyed by request. Everything the runtime needs for a step is in the plan; the runtime keeps no
+per-request state.
+
+Legend: S sequences in the step, T tokens in the step, R rows that sample a token, P prompt rows that are scored.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+
+INT = "i"  # int32
+FLOAT = "f"  # float32
+UINT64 = "Q"  # uint64
+
+NO_LOGPROBS = -1
+"""Value of a `top_logprobs` entry that asks for no log-probabilities (0 asks for the chosen token's only)."""
+
+FAILED_TOKEN = -1
+"""Token id in a `StepResult` for a row whose logits were not finite: that sequence ends with an error, alone."""
+
+LOGPROB_FLOOR = -9999.0
+"""Log-probability reported for an impossible token: JSON has no infinity."""
+
+
+def ints(values: "list[int] | tuple[int, ...]" = ()) -> "array[int]":
+    """An int32 buffer."""
+    return array(INT, values)
+
+
+def floats(values: "list[float] | tuple[float, ...]" = ()) -> "array[float]":
+    """A float32 buffer."""
+    return array(FLOAT, values)
+
+
+def uints(values: "list[int] | tuple[int, ...]" = ()) -> "array[int]":
+    """A uint64 buffer."""
+    return array(UINT64, values)
+
+
+def offsets() -> "array[int]":
+    """The offsets of an empty ragged list: a single zero."""
+    return array(INT, [0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRows:
+    """The rows of the batch that produce a new token, and how. Every per-row buffer has R entries."""
+
+    rows: "array[int]" = field(default_factory=ints)
+    """int32 [R]: index into the step's T tokens of the row whose logits are sampled."""
+    temperature: "array[float]" = field(default_factory=floats)
+    """float32 [R]: 0 is greedy (first maximum)."""
+    top_k: "array[int]" = field(default_factory=ints)
+    """int32 [R]: 0 is off."""
+    top_p: "array[float]" = field(default_factory=floats)
+    """float32 [R] in (0, 1]; 1 is off."""
+    min_p: "array[float]" = field(default_factory=floats)
+    """float32 [R] in [0, 1]; 0 is off."""
+    seed: "array[int]" = field(default_factory=uints)
+    """uint64 [R]: the stream of random numbers of this sequence, already mixed from (request seed, choice)."""
+    counter: "array[int]" = field(default_factory=uints)
+    """uint64 [R]: index of the output token being sampled; the random number is a function of (seed, counter)."""
+    presence_penalty: "array[float]" = field(default_factory=floats)
+    frequency_penalty: "array[float]" = field(default_factory=floats)
+    repetition_penalty: "array[float]" = field(default_factory=floats)
+    """float32 [R]: 0, 0 and 1 are off."""
+    history_ids: "array[int]" = field(default_factory=ints)
+    history_offsets: "array[int]" = field(default_factory=offsets)
+    history_output_starts: "array[int]" = field(default_factory=ints)
+    """Ragged int32 lists, offsets [R + 1]: prompt + output tokens of rows with a penalty (empty for others); the
+    output tokens of row r begin at history_offsets[r] + history_output_starts[r]."""
+    bias_ids: "array[int]" = field(default_factory=ints)
+    bias_values: "array[float]" = field(default_factory=floats)
+    bias_offsets: "array[int]" = field(default_factory=offsets)
+    """Ragged lists, offsets [R + 1]: values added to logits before sampling; -inf bans a token. Carries logit_bias,
+    bad words that are one token short of complete, and end tokens before min_tokens. Ids are unique within a row,
+    except that a ban may repeat an id (adding -inf wins in any order)."""
+    top_logprobs: "array[int]" = field(default_factory=ints)
+    """int32 [R]: NO_LOGPROBS, or how many alternatives to report beside the chosen token (0..20)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRows:
+    """The prompt rows whose log-probability of the *next prompt token* is reported (prompt_logprobs, echo)."""
+
+    rows: "array[int]" = field(default_factory=ints)
+    """int32 [P]: index into the step's T tokens."""
+    targets: "array[int]" = field(default_factory=ints)
+    """int32 [P]: the prompt token that follows the row."""
+    top_logprobs: "array[int]" = field(default_factory=ints)
+    """int32 [P]: how many alternatives to report (0..20)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """Everything the runtime does in one step. There are no phases: each sequence gets `query_lens[s]` tokens."""
+
+    step_id: int
+    """Counts up by one; a follower rank that sees a gap stops."""
+    token_ids: "array[int]"
+    """int32 [T]: the tokens to compute, sequence after sequence."""
+    query_lens: "array[int]"
+    """int32 [S], each >= 1: tokens of the sequence in this step; they sum to T."""
+    kv_lens: "array[int]"
+    """int32 [S]: tokens of the sequence in the KV cache after this step. The tokens of sequence s stand at positions
+    kv_lens[s] - query_lens[s] .. kv_lens[s] - 1."""
+    block_tables: "array[int]"
+    """int32, sequence after sequence ceil(kv_lens[s] / block_size) block ids; position p of a sequence lies in slot
+    p % block_size of its block p // block_size."""
+    sample: SampleRows
+    score: ScoreRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLogprobs:
+    """Log-probabilities (natural logarithm of the softmax of the model's own logits, before bias, penalties and
+    temperature) of N rows, finite: impossible is LOGPROB_FLOOR."""
+
+    chosen: "array[float]" = field(default_factory=floats)
+    """float32 [N]: of the sampled or target token; 0 where none was asked for."""
+    top_ids: "array[int]" = field(default_factory=ints)
+    top_values: "array[float]" = field(default_factory=floats)
+    top_offsets: "array[int]" = field(default_factory=offsets)
+    """Ragged, offsets [N + 1]: the most likely tokens, descending, ties by lower id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The whole answer to a StepPlan."""
+
+    step_id: int
+    token_ids: "array[int]"
+    """int32 [R]: the sampled tokens, FAILED_TOKEN where logits were not finite."""
+    sampled: RowLogprobs
+    """R rows."""
+    scored: RowLogprobs
+    """P rows."""

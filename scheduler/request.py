@@ -1,0 +1,111 @@
+"""What the scheduler is asked to do, and what it says back: requests and token events.
+
+Owned by the scheduler package; made by `server/engine.py` from wire messages, in the engine process. A request here is
+one sequence: the n choices of an API request are n requests that name the same leader.
+"""
+
+from array import array
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. Every accepted request ends with exactly one of these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens and when to end. Values are validated by the gateway; meaning as in `plan.SampleRows`."""
+
+    max_tokens: int
+    """At most this many output tokens, >= 1; the scheduler also ends a sequence at the model's maximum length."""
+    min_tokens: int = 0
+    """Ban eos_token_ids and stop_token_ids until this many tokens were produced."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    """uint64: the random stream of this sequence, already mixed from (request seed, choice)."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    eos_token_ids: tuple[int, ...] = ()
+    """End the sequence with STOP; empty under ignore_eos."""
+    stop_token_ids: tuple[int, ...] = ()
+    """End the sequence with STOP and are reported as the stop token."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that may not be produced; each non-empty."""
+    logprobs: int = -1
+    """-1 none, else the number of alternatives per output token."""
+    prompt_logprobs: int = -1
+    """-1 none, else the number of alternatives per prompt token (no prefix-cache hits are used then)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sequence to generate."""
+
+    seq_id: int
+    """Unique among live requests; chosen by the caller."""
+    prompt_ids: "array[int]"
+    """int32, non-empty."""
+    sampling: SamplingParams
+    priority: int = 0
+    """Lower is served first."""
+    deadline: float | None = None
+    """On the clock that `plan(now)` is given; past it the request ends with TIMEOUT."""
+    cache_salt: bytes = b""
+    """Requests with different salts never share a KV block."""
+    leader: int | None = None
+    """seq_id of a request with the same prompt (n > 1): wait for its prefill and share its blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Log-probability of one token and of its most likely alternatives, (id, value) descending."""
+
+    value: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """What happened to one sequence in a step. `finish_reason` is set exactly once, on its last event."""
+
+    seq_id: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per token of token_ids when asked for, else empty."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """On the first event only: one per prompt token but the first, when asked for."""
+    cached_tokens: int = 0
+    """On the first event with a token: prompt tokens that came from the prefix cache."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The member of stop_token_ids that ended the sequence (not set for end-of-sequence tokens)."""
+    message: str = ""
+    """What went wrong, for ERROR and TIMEOUT."""
+
+
+class SchedulerError(Exception):
+    """A request that the scheduler does not accept; nothing of it is kept."""
+
+
+class NeverFits(SchedulerError):
+    """The request can never run: prompt or prompt + output exceeds the model length or the KV pool."""
+
+    def __init__(self, needed: int, limit: int, what: str) -> None:
+        super().__init__(f"the request needs {needed} {what}, and at most {limit} can ever be had")
+        self.needed, self.limit, self.what = needed, limit, what
+
+
+class QueueFull(SchedulerError):
+    """The queue is at its limit in requests or tokens."""
