@@ -1,0 +1,106 @@
+"""The operations that models are made of, and which implementation runs where.
+
+Models call `ops.linear(...)`; they never see a kernel. `reference.py` (plain torch, any device, any float dtype)
+defines the meaning of every operation; `cpu.py` registers compiled ones for float32 on CPU. `select` picks, for each
+operation, the best one registered for a device and falls back to the reference. Engine and worker processes.
+
+Legend: T tokens, K input features, N output features, H query heads, G key/value heads, D channels of a head,
+E = (H + 2 G) D, F intermediate features, P positions of the rope table, R rotated channels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+from model_runtime.batch import Batch
+from model_runtime.kv_store import KVLayer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedWeight:
+    """A matrix [N, K] in the layout of the implementation that packed it. Only `linear` and `embedding` of the same
+    implementation read `data`."""
+
+    data: Tensor
+    num_rows: int
+    """N: output features."""
+    num_columns: int
+    """K: input features."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the packed form takes."""
+        return self.data.numel() * self.data.element_size()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """How a fused query/key/value row of E numbers is cut: H D query, then G D key, then G D value channels."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeTable:
+    """Cosines and sines by position, float32, the attention factor multiplied in."""
+
+    cos_PR2: Tensor
+    """[P, R / 2]"""
+    sin_PR2: Tensor
+    interleaved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """One implementation of every operation. Results are new tensors unless 'in place' is said."""
+
+    pack: Callable[[Tensor], PackedWeight]
+    """weight [N, K] float32/float16/bfloat16 -> packed, its storage type kept."""
+    linear: Callable[[Tensor, PackedWeight, Tensor | None], Tensor]
+    """(x [T, K], weight, bias [N] or None) -> [T, N] = x @ weight.T + bias, accumulated in float32 at least."""
+    embedding: Callable[[Tensor, PackedWeight], Tensor]
+    """(ids int32 [T], table [V, K]) -> [T, K] in the computing dtype."""
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """(x [T, K], weight [K], eps) -> x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467)."""
+    qk_norm: Callable[[Tensor, Tensor, Tensor, float, HeadShape], None]
+    """(qkv [T, E], q_weight [D], k_weight [D], eps, shape): rms_norm of each query and key head, in place."""
+    rope_and_cache: Callable[[Tensor, RopeTable, Batch, KVLayer, HeadShape], None]
+    """(qkv [T, E], rope, batch, kv, shape): rotate queries and keys in place, write keys and values to the slots."""
+    paged_attention: Callable[[Tensor, KVLayer, Batch, HeadShape, float, int], Tensor]
+    """(qkv [T, E], kv, batch, shape, scale, window) -> [T, H D]: causal softmax attention of each query over the keys
+    of its own sequence, read through its block table; window > 0 lets a query at p see keys p - window + 1 .. p."""
+    silu_mul: Callable[[Tensor], Tensor]
+    """[T, 2 F] -> [T, F] = silu(first half) * second half."""
+
+
+_implementations: dict[tuple[str, str], Callable[..., object]] = {}
+
+
+def register(name: str, device_type: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Decorator: this function implements operation `name` on `device_type` ('any' for the reference)."""
+    assert name in {f.name for f in fields(Ops)}, f"unknown operation {name}"
+
+    def add(function: Callable[..., object]) -> Callable[..., object]:
+        assert (name, device_type) not in _implementations, f"{name} on {device_type} is registered twice"
+        _implementations[name, device_type] = function
+        return function
+
+    return add
+
+
+def implementations(name: str) -> dict[str, Callable[..., object]]:
+    """Every registered implementation of an operation by device type."""
+    return {device: function for (op, device), function in _implementations.items() if op == name}
+
+
+def select(device_type: str) -> Ops:
+    """The operations for a device; pass 'any' to force the reference. Implementations must be imported before."""
+    chosen = {
+        f.name: _implementations.get((f.name, device_type), _implementations.get((f.name, "any"))) for f in fields(Ops)
+    }
+    missing = [name for name, function in chosen.items() if function is None]
+    assert not missing, f"no implementation of {missing}"
+    return Ops(**chosen)  # type: ignore[arg-type]

@@ -1,0 +1,123 @@
+"""Errors caused from outside, and the one table that turns them into HTTP answers.
+
+Raised anywhere in the API process; rendered by the exception handlers of `server/app.py` and, after the headers are
+sent, as the error event of a stream (`server/api/sse.py`). Broken invariants are not here: they are assertions.
+"""
+
+from scheduler.request import NeverFits, QueueFull
+
+
+class ApiError(Exception):
+    """An error with an OpenAI-style body. `param` names the offending field; `code` is machine-readable."""
+
+    status = 400
+    type = "invalid_request_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        details: dict[str, int] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code = message, param, code
+        self.retry_after = retry_after
+        self.details = details or {}
+
+    def body(self) -> dict[str, object]:
+        """`{"error": {"message", "type", "param", "code", ...details}}`."""
+        error: dict[str, object] = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error | self.details}
+
+    def headers(self) -> dict[str, str]:
+        """Response headers beside the content type."""
+        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+
+
+class BadRequest(ApiError):
+    """400: the client can mend it."""
+
+
+class Unauthorized(ApiError):
+    """401: no API key, or a wrong one."""
+
+    status = 401
+
+    def headers(self) -> dict[str, str]:
+        """Names the scheme, as RFC 9110 demands."""
+        return {"www-authenticate": "Bearer"}
+
+
+class NotFound(ApiError):
+    """404: no such model or path."""
+
+    status = 404
+
+
+class DeadlineExceeded(ApiError):
+    """408: the request's time is over; retrying may help."""
+
+    status = 408
+    type = "timeout_error"
+
+
+class BodyTooLarge(ApiError):
+    """413: the body exceeds the configured limit."""
+
+    status = 413
+
+
+class Overloaded(ApiError):
+    """429: the queue is full. Always says when to come again."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message, code="server_overloaded", retry_after=retry_after)
+
+
+class InternalError(ApiError):
+    """500: a fault of ours; the message never carries internals."""
+
+    status = 500
+    type = "server_error"
+
+
+class Unavailable(ApiError):
+    """503: loading, draining, or the engine died. Always says when to come again."""
+
+    status = 503
+    type = "server_error"
+
+    def __init__(self, message: str, *, retry_after: int = 2) -> None:
+        super().__init__(message, code="service_unavailable", retry_after=retry_after)
+
+
+def context_overflow(prompt_tokens: int, max_model_len: int, *, param: str = "messages") -> BadRequest:
+    """The 400 for a prompt that leaves no room, in the words that clients search for."""
+    return BadRequest(
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+        f"{prompt_tokens} input tokens, which leaves no room for output tokens. Please reduce the length of the "
+        f"{param}.",
+        param=param,
+        code="context_length_exceeded",
+        details={"n_prompt_tokens": prompt_tokens, "n_ctx": max_model_len},
+    )
+
+
+def from_engine(kind: str, message: str) -> ApiError:
+    """The error for a request that the engine refused or ended; `kind` is a class name of `REFUSALS`."""
+    return REFUSALS[kind](message)
+
+
+REFUSALS: dict[str, type[ApiError]] = {
+    NeverFits.__name__: BadRequest,
+    QueueFull.__name__: Overloaded,
+    "timeout": DeadlineExceeded,
+    "error": InternalError,
+    "unavailable": Unavailable,
+}

@@ -1,0 +1,79 @@
+"""What a route asks of the engine, and the stream of events that comes back: the seam between HTTP and engine.
+
+`server/api/*` and `server/stream.py` depend on these types only; `server/client.py` implements them over ZeroMQ and
+tests implement them with a scripted fake. API process.
+"""
+
+from array import array
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler.request import SamplingParams
+from server.wire import EngineInfo, Event, Stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt, n choices. Every API surface translates into this."""
+
+    request_id: str
+    """As in the x-request-id header; for logs."""
+    prompt_ids: "array[int]"
+    """int32, non-empty, within the vocabulary, shorter than max_model_len."""
+    sampling: SamplingParams
+    """`seed` holds the request's seed; the client mixes it with the index of each choice."""
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    priority: int = 0
+    cache_salt: bytes = b""
+
+
+class RequestStream(Protocol):
+    """The events of one GenerationRequest. Must be closed; closing cancels what is unfinished, at once."""
+
+    def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """(index of the choice, event) in order of arrival; ends after the last choice's terminal event. Raises ApiError
+        (Overloaded, BadRequest, DeadlineExceeded, InternalError, Unavailable) when the engine refuses or fails."""
+        ...
+
+    def finish_choice(self, index: int) -> None:
+        """The gateway ended this choice itself (a stop string matched): cancel it in the engine, count it as 'stop'
+        and deliver no more of its events."""
+        ...
+
+    def close(self) -> None:
+        """Cancel every unfinished choice and release the admission. Idempotent, never blocks."""
+        ...
+
+
+class Admission(Protocol):
+    """A place in the queue, taken at the door, before the body is read. Must be released or handed to submit."""
+
+    def release(self) -> None:
+        """Give the place back. Idempotent; harmless after submit."""
+        ...
+
+
+class Engine(Protocol):
+    """The engine as the gateway sees it."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the loaded model. Raises Unavailable before the first engine is ready."""
+        ...
+
+    @property
+    def stats(self) -> Stats | None:
+        """The newest statistics, None before the first."""
+        ...
+
+    def admit(self) -> Admission:
+        """Take a place for one sequence. Raises Overloaded when the queue is full, Unavailable when loading, down or
+        draining."""
+        ...
+
+    def submit(self, requests: list[GenerationRequest], admission: Admission) -> list[RequestStream]:
+        """Start them all or none (a completions call with several prompts is one admission). Raises Overloaded."""
+        ...

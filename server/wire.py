@@ -1,0 +1,183 @@
+"""Messages between the processes: tagged msgspec structs, size-bounded, versioned at the handshake.
+
+Used by the API process (`client.py`), the engine process (`engine.py`) and the supervisor. Token ids travel as raw
+int32 buffers. Nothing here imports torch; nothing here is pickled. A frame that does not decode is a `WireError`.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+WIRE_VERSION = 1
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+
+
+class WireError(Exception):
+    """A frame that is too large, malformed, or of another version."""
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """`scheduler.request.SamplingParams` on the wire; same fields, same order."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    eos_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+    logit_bias: tuple[tuple[int, float], ...]
+    bad_words: tuple[tuple[int, ...], ...]
+    logprobs: int
+    prompt_logprobs: int
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
+    """API -> engine: start a sequence."""
+
+    seq_id: int
+    prompt_ids: bytes
+    sampling: Sampling
+    priority: int
+    deadline: float
+    cache_salt: bytes
+    leader: int | None
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """API -> engine: forget these sequences. Idempotent; unknown ids are ignored, since the end may be on its way."""
+
+    seq_ids: list[int]
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One token's log-probability and its alternatives, ids and values in parallel, descending."""
+
+    value: float
+    top_ids: list[int] = []
+    top_values: list[float] = []
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`scheduler.request.TokenEvent` on the wire. `refusal` names a key of `errors.REFUSALS` when set."""
+
+    seq_id: int
+    token_ids: list[int] = []
+    logprobs: list[Logprob] = []
+    prompt_logprobs: list[Logprob] = []
+    cached_tokens: int = 0
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    message: str = ""
+    refusal: str = ""
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
+    """Engine -> API: gauges and monotone counters since the engine started; sent with progress and as a heartbeat."""
+
+    generation: int
+    step_id: int
+    last_step_time: float
+    """time.monotonic() of the last finished step (system-wide on Linux), 0 before the first."""
+    busy: bool
+    """Whether there is work that a healthy engine would be stepping on."""
+    running: int
+    waiting: int
+    free_blocks: int
+    cached_blocks: int
+    total_blocks: int
+    preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    prompt_tokens: int
+    generation_tokens: int
+
+
+class Events(msgspec.Struct, frozen=True, tag="events"):
+    """Engine -> API: everything that a step produced."""
+
+    events: list[Event]
+    stats: Stats
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts that the engine learned at start-up (`model_runtime.config.RuntimeInfo` on the wire)."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    num_blocks: int
+    block_size: int
+    weight_bytes: int
+    kv_bytes: int
+    description: str
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """Engine -> API: ready to serve."""
+
+    version: int
+    generation: int
+    info: EngineInfo
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """Engine -> supervisor and API: how far the start has come, 0..1."""
+
+    generation: int
+    stage: str
+    fraction: float
+
+
+class EngineDown(msgspec.Struct, frozen=True, tag="engine_down"):
+    """Supervisor -> API: this generation of the engine is gone."""
+
+    generation: int
+    reason: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Supervisor -> API: take no new work and exit when the accepted requests are done, or after `timeout` seconds."""
+
+    timeout: float
+
+
+ToEngine = Submit | Abort
+ToApi = Hello | Loading | Events | Stats | EngineDown | Drain
+
+Message = TypeVar("Message")
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: "msgspec.msgpack.Decoder[ToEngine]" = msgspec.msgpack.Decoder(ToEngine)
+_to_api: "msgspec.msgpack.Decoder[ToApi]" = msgspec.msgpack.Decoder(ToApi)
+
+
+def encode(message: ToEngine | ToApi) -> bytes:
+    """One frame. Raises WireError above MAX_FRAME_BYTES."""
+    frame = _encoder.encode(message)
+    if len(frame) > MAX_FRAME_BYTES:
+        raise WireError(f"a frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+    return frame
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[Message]", frame: bytes) -> Message:
+    if len(frame) > MAX_FRAME_BYTES:
+        raise WireError(f"a frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise WireError(f"malformed frame: {error}") from None
+
+
+def decode_to_engine(frame: bytes) -> ToEngine:
+    """Raises WireError."""
+    return _decode(_to_engine, frame)
+
+
+def decode_to_api(frame: bytes) -> ToApi:
+    """Raises WireError."""
+    return _decode(_to_api, frame)
