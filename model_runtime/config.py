@@ -17,7 +17,10 @@ class RuntimeConfig:
     )
     memory_budget: int = field(
         default=0,
-        metadata={"help": "bytes for weights, activations and KV cache together; 0: half of the free memory at start"},
+        metadata={
+            "help": "size of weights, activations and KV cache together; 0: half of the free memory at start",
+            "unit": "bytes",
+        },
     )
     num_kv_blocks: int = field(
         default=0, metadata={"help": "KV blocks in the pool; 0: as many as the memory budget and max-num-seqs can use"}
@@ -56,7 +59,7 @@ class RopeConfig:
     theta: float
     rotary_dim: int
     """Leading dimensions of a head that are rotated; even."""
-    kind: Literal["default", "linear", "llama3", "dynamic", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -65,6 +68,8 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     """Multiplies cos and sin (yarn's mscale)."""
+    divisors: tuple[float, ...] = ()
+    """One per rotated pair: divides its frequency (GGUF files carry llama3's scaling this way). Empty: all 1."""
     interleaved: bool = False
     """False: rotate (x[i], x[i + rotary_dim / 2]); True: (x[2i], x[2i + 1])."""
 

@@ -4,12 +4,15 @@ Used by the API process (`client.py`), the engine process (`engine.py`) and the 
 int32 buffers. Nothing here imports torch; nothing here is pickled. A frame that does not decode is a `WireError`.
 """
 
+from array import array
 from typing import TypeVar
 
 import msgspec
 
 WIRE_VERSION = 1
 MAX_FRAME_BYTES = 256 * 1024 * 1024
+SUPERVISOR = b"supervisor"
+"""ZeroMQ identity of the supervisor."""
 
 
 class WireError(Exception):
@@ -141,6 +144,16 @@ class EngineDown(msgspec.Struct, frozen=True, tag="engine_down"):
     reason: str
 
 
+class Watch(msgspec.Struct, frozen=True, tag="watch"):
+    """Supervisor -> API: from now on, tell me where you listen and how the engine's start goes on."""
+
+
+class Listening(msgspec.Struct, frozen=True, tag="listening"):
+    """API -> supervisor: the address that clients use."""
+
+    url: str
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Supervisor -> API: take no new work and exit when the accepted requests are done, or after `timeout` seconds."""
 
@@ -148,15 +161,17 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 ToEngine = Submit | Abort
-ToApi = Hello | Loading | Events | Stats | EngineDown | Drain
+ToApi = Hello | Loading | Events | Stats | EngineDown | Drain | Watch
+ToSupervisor = Listening | Loading | Hello
 
 Message = TypeVar("Message")
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: "msgspec.msgpack.Decoder[ToEngine]" = msgspec.msgpack.Decoder(ToEngine)
+_to_supervisor: "msgspec.msgpack.Decoder[ToSupervisor]" = msgspec.msgpack.Decoder(ToSupervisor)
 _to_api: "msgspec.msgpack.Decoder[ToApi]" = msgspec.msgpack.Decoder(ToApi)
 
 
-def encode(message: ToEngine | ToApi) -> bytes:
+def encode(message: ToEngine | ToApi | ToSupervisor) -> bytes:
     """One frame. Raises WireError above MAX_FRAME_BYTES."""
     frame = _encoder.encode(message)
     if len(frame) > MAX_FRAME_BYTES:
@@ -181,3 +196,22 @@ def decode_to_engine(frame: bytes) -> ToEngine:
 def decode_to_api(frame: bytes) -> ToApi:
     """Raises WireError."""
     return _decode(_to_api, frame)
+
+
+def decode_to_supervisor(frame: bytes) -> ToSupervisor:
+    """Raises WireError."""
+    return _decode(_to_supervisor, frame)
+
+
+def engine_identity(generation: int) -> bytes:
+    """ZeroMQ identity of the engine process of a generation."""
+    return b"engine-%d" % generation
+
+
+def unpack_ids(raw: bytes) -> "array[int]":
+    """The int32 token ids of a Submit message. Raises WireError."""
+    if not raw or len(raw) % 4:
+        raise WireError(f"{len(raw)} bytes are not a list of int32 token ids")
+    ids = array("i")
+    ids.frombytes(raw)
+    return ids

@@ -1,0 +1,132 @@
+"""The API process: the gateway's application on a uvicorn server, joined to the engine's socket.
+
+Started by the supervisor. The durable part of the server: it goes on answering while the engine is restarted. Torch is
+never imported here.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+
+import uvicorn
+import zmq
+import zmq.asyncio
+
+from model_runtime.weights.errors import CheckpointError
+from server import wire
+from server.app import create_app
+from server.child import EXIT_BAD_CONFIGURATION, ChildStart, socket_address, start_child
+from server.client import EngineClient
+from server.config import ProcessConfig
+from server.models import resolve_model
+from server.prompt.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 75
+LISTEN_BACKLOG = 2048
+DRAIN_POLL_SECONDS = 0.05
+
+
+def _listen(config: ProcessConfig) -> socket.socket:
+    """The bound socket. Raises OSError."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((config.host, config.port))
+    listener.listen(LISTEN_BACKLOG)
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Gateway:
+    """The objects of the process, made in its event loop."""
+
+    def __init__(self, start: ChildStart, listener: socket.socket) -> None:
+        config = start.config
+        router = zmq.asyncio.Context().socket(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        router.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+        router.setsockopt(zmq.LINGER, 0)
+        router.bind(socket_address(start.run_dir))
+        self._client = EngineClient(
+            router,
+            config.scheduler,
+            stall_timeout=config.process.stall_timeout,
+            url=_url(listener),
+            on_drain=self._start_drain,
+        )
+        model = resolve_model(config.model)
+        app = create_app(config.gateway, self._client, load_tokenizer(model.path), model.name)
+        self._listener = listener
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                loop="uvloop",
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _start_drain(self, timeout: float) -> None:
+        self._tasks.add(asyncio.get_running_loop().create_task(self._drain(timeout)))
+
+    async def _drain(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not self._client.idle and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        self._server.should_exit = True
+
+    async def run(self) -> None:
+        """Serve until drained. A fault of the receive loop ends the process."""
+        receiving = asyncio.get_running_loop().create_task(self._client.run())
+        receiving.add_done_callback(self._stop)
+        await self._server.serve(sockets=[self._listener])
+        receiving.remove_done_callback(self._stop)
+        receiving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await receiving
+
+    def _stop(self, task: "asyncio.Task[None]") -> None:
+        self._server.should_exit = True
+
+
+async def _main(start: ChildStart, listener: socket.socket) -> None:
+    await Gateway(start, listener).run()
+
+
+def main() -> None:
+    """Entry of the process: `python -m server.api_process RUN_DIR`, configuration on standard input."""
+    start = start_child("api")
+    process = start.config.process
+    try:
+        listener = _listen(process)
+    except OSError as error:
+        print(f"firstlight: cannot listen on {process.host} port {process.port}: {error.strerror}", file=sys.stderr)
+        sys.exit(EXIT_BAD_CONFIGURATION)
+    try:
+        uvicorn_loop = uvicorn.Config(app="", loop="uvloop").get_loop_factory()
+        with asyncio.Runner(loop_factory=uvicorn_loop) as runner:
+            runner.run(_main(start, listener))
+    except CheckpointError as error:
+        print(f"firstlight: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_CONFIGURATION)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What the API and engine processes have in common: how a child of the supervisor starts and when it must end.
+
+The supervisor writes the configuration as one JSON line to a child's standard input and keeps that pipe open; its end
+means that the supervisor is gone, however it died, and the child ends at once. So no process is ever orphaned.
+"""
+
+import logging
+import os
+import shutil
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import setproctitle
+
+from server.config import ServeConfig, from_json
+
+EXIT_BAD_CONFIGURATION = 2
+"""A child's exit code for a fault that a restart cannot mend; its message is on standard error."""
+EXIT_ORPHANED = 3
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildStart:
+    """What a child is told."""
+
+    config: ServeConfig
+    run_dir: Path
+    """A private folder for sockets; removed by the last process to leave."""
+
+
+def socket_address(run_dir: Path) -> str:
+    """Where the API process listens for the engine and the supervisor."""
+    return f"ipc://{run_dir}/api.sock"
+
+
+def _leave_when_orphaned(run_dir: Path) -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    shutil.rmtree(run_dir, ignore_errors=True)
+    os._exit(EXIT_ORPHANED)
+
+
+def start_child(title: str) -> ChildStart:
+    """Read the configuration, set up logging, name the process and watch for the supervisor's end."""
+    setproctitle.setproctitle(f"firstlight: {title}")
+    config = from_json(sys.stdin.buffer.readline())
+    run_dir = Path(sys.argv[1])
+    logging.basicConfig(level=config.process.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    threading.Thread(target=_leave_when_orphaned, args=(run_dir,), daemon=True, name="orphan-watch").start()
+    return ChildStart(config=config, run_dir=run_dir)

@@ -1,0 +1,286 @@
+"""The engine as the gateway sees it: admission, submit, abort, and one bounded queue of events for each request.
+
+Owns the API process's ZeroMQ socket. Routes use it through the protocols of `server/generation.py`; `server/api_process.py`
+runs its receive loop. The engine process and the supervisor connect to the socket; their identities tell them apart.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+
+import zmq
+import zmq.asyncio
+
+from scheduler.config import SchedulerConfig
+from scheduler.request import SamplingParams
+from server import wire
+from server.errors import Overloaded, Unavailable, from_engine
+from server.generation import GenerationRequest
+from server.randomness import mix_seed
+
+logger = logging.getLogger(__name__)
+
+MAX_BUFFERED_EVENTS = 16384
+"""Events that a client may leave unread before its request is cancelled."""
+
+
+class Admission:
+    """A place in the queue: counted from the door until the request ends."""
+
+    def __init__(self, client: "EngineClient") -> None:
+        self._client, self._held = client, True
+
+    def take(self) -> bool:
+        """Hand the place over to a submitted request; False when it was released before."""
+        held, self._held = self._held, False
+        return held
+
+    def release(self) -> None:
+        """Give the place back. Idempotent; harmless after submit."""
+        if self.take():
+            self._client.reserved -= 1
+
+
+class ClientStream:
+    """The events of one request, all choices; made by `EngineClient.submit`."""
+
+    def __init__(self, client: "EngineClient", first_seq_id: int, n: int, prompt_tokens: int) -> None:
+        self._client, self._first_seq_id, self.prompt_tokens = client, first_seq_id, prompt_tokens
+        self._queue: asyncio.Queue[tuple[int, wire.Event]] = asyncio.Queue(MAX_BUFFERED_EVENTS)
+        self.live = set(range(n))
+        self._finished_here: set[int] = set()
+
+    def deliver(self, choice: int, event: wire.Event) -> None:
+        """Called by the client's receive loop. A reader that left too much unread is cut off."""
+        try:
+            self._queue.put_nowait((choice, event))
+        except asyncio.QueueFull:
+            logger.warning("a client left %d events unread: its request is cancelled", MAX_BUFFERED_EVENTS)
+            self.close()
+            while not self._queue.empty():
+                self._queue.get_nowait()
+            error = wire.Event(event.seq_id, refusal="error", message="the response was not read fast enough")
+            self._queue.put_nowait((choice, error))
+
+    async def events(self) -> AsyncIterator[tuple[int, wire.Event]]:
+        """(choice, event) until every choice has ended. Raises ApiError when the engine refuses or fails."""
+        while self.live or not self._queue.empty():
+            choice, event = await self._queue.get()
+            if choice in self._finished_here:
+                continue
+            if event.refusal:
+                raise from_engine(event.refusal, event.message)
+            yield choice, event
+
+    def finish_choice(self, index: int) -> None:
+        """The gateway ended this choice itself: cancel it in the engine, deliver no more of its events."""
+        self._finished_here.add(index)
+        if index in self.live:
+            self._client.abort([self._first_seq_id + index])
+
+    def close(self) -> None:
+        """Cancel what is unfinished. Idempotent, never blocks."""
+        if self.live:
+            self._client.abort([self._first_seq_id + choice for choice in sorted(self.live)])
+
+
+class EngineClient:
+    """Implements `server.generation.Engine` over a bound ROUTER socket."""
+
+    def __init__(
+        self,
+        socket: zmq.asyncio.Socket,
+        config: SchedulerConfig,
+        *,
+        stall_timeout: float,
+        url: str,
+        on_drain: Callable[[float], None],
+    ) -> None:
+        self._socket, self._config, self._stall_timeout = socket, config, stall_timeout
+        self._url, self._on_drain = url, on_drain
+        self._info: wire.EngineInfo | None = None
+        self._stats: wire.Stats | None = None
+        self._generation = -1
+        self._down_reason = "the model is loading"
+        self._newest_start: wire.Hello | wire.Loading = wire.Loading(0, "starting", 0.0)
+        self._watched = False
+        self._last_sign_of_life = 0.0
+        self._sequences: dict[int, tuple[ClientStream, int]] = {}
+        self._next_seq_id = 1
+        self._queued_tokens = 0
+        self._draining = False
+        self.reserved = 0
+        """Places taken at the door by requests whose body is still being read."""
+
+    @property
+    def info(self) -> wire.EngineInfo:
+        """Facts of the loaded model. Raises Unavailable before the first engine was ready."""
+        if self._info is None:
+            raise Unavailable(self._not_ready_message())
+        return self._info
+
+    @property
+    def stats(self) -> wire.Stats | None:
+        """The newest statistics of the running engine; None while there is none."""
+        return self._stats
+
+    @property
+    def idle(self) -> bool:
+        """Nothing admitted is unfinished."""
+        return not self._sequences and not self.reserved
+
+    def _not_ready_message(self) -> str:
+        if isinstance(self._newest_start, wire.Loading):
+            return f"{self._down_reason} ({self._newest_start.stage}, {self._newest_start.fraction:.0%})"
+        return self._down_reason
+
+    def unready_reason(self) -> str | None:
+        """Why new requests are not taken; None when they are."""
+        if self._draining:
+            return "the server is shutting down"
+        if self._generation < 0:
+            return self._not_ready_message()
+        silence = time.monotonic() - self._last_sign_of_life
+        if silence > self._stall_timeout:
+            return f"the engine has given no sign of life for {silence:.0f} s"
+        return None
+
+    def admit(self) -> Admission:
+        """Take a place for one sequence. Raises Overloaded or Unavailable."""
+        if reason := self.unready_reason():
+            raise Unavailable(reason)
+        self._require_places(1)
+        self.reserved += 1
+        return Admission(self)
+
+    def _require_places(self, count: int) -> None:
+        taken = self.reserved + len(self._sequences)
+        if taken + count > self._config.max_outstanding:
+            raise Overloaded(
+                f"the queue is full: {taken} sequences are running or waiting and "
+                f"{self._config.max_outstanding} is the limit; try again"
+            )
+
+    def submit(self, requests: list[GenerationRequest], admission: Admission) -> list[ClientStream]:
+        """Start them all or none. Raises Overloaded."""
+        if self._generation < 0:
+            raise Unavailable(self._not_ready_message())
+        tokens = sum(len(request.prompt_ids) * request.n for request in requests)
+        if self._queued_tokens + tokens > self._config.max_queued_tokens:
+            raise Overloaded(f"the queue holds {self._queued_tokens} prompt tokens and has no room for {tokens} more")
+        held = admission.take()
+        self.reserved -= held
+        self._require_places(sum(request.n for request in requests))
+        return [self._start(request) for request in requests]
+
+    def _start(self, request: GenerationRequest) -> ClientStream:
+        first = self._next_seq_id
+        self._next_seq_id += request.n
+        stream = ClientStream(self, first, request.n, len(request.prompt_ids))
+        deadline = time.monotonic() + self._config.request_timeout
+        prompt = request.prompt_ids.tobytes()
+        for choice in range(request.n):
+            self._sequences[first + choice] = (stream, choice)
+            self._queued_tokens += stream.prompt_tokens
+            self._send(
+                wire.Submit(
+                    seq_id=first + choice,
+                    prompt_ids=prompt,
+                    sampling=_sampling(request.sampling, choice),
+                    priority=request.priority,
+                    deadline=deadline,
+                    cache_salt=request.cache_salt,
+                    leader=first if choice else None,
+                )
+            )
+        return stream
+
+    def abort(self, seq_ids: list[int]) -> None:
+        """Forget these sequences here and in the engine."""
+        known = [seq_id for seq_id in seq_ids if self._forget(seq_id)]
+        if known:
+            self._send(wire.Abort(known))
+
+    def _forget(self, seq_id: int) -> bool:
+        entry = self._sequences.pop(seq_id, None)
+        if entry is None:
+            return False
+        stream, choice = entry
+        stream.live.discard(choice)
+        self._queued_tokens -= stream.prompt_tokens
+        return True
+
+    def _send(self, message: wire.ToEngine) -> None:
+        if self._generation < 0:
+            return
+        future = self._socket.send_multipart([wire.engine_identity(self._generation), wire.encode(message)])
+        future.add_done_callback(self._on_sent)
+
+    def _on_sent(self, future: "asyncio.Future[object]") -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            logger.warning("the engine cannot be reached: %s", error)
+            self._engine_gone(f"the engine cannot be reached: {error}")
+
+    async def run(self) -> None:
+        """Receive until cancelled. Frames from processes that are no longer current are ignored."""
+        while True:
+            identity, frame = await self._socket.recv_multipart()
+            message = wire.decode_to_api(frame)
+            if identity == wire.SUPERVISOR:
+                await self._from_supervisor(message)
+            elif isinstance(message, wire.Hello | wire.Loading):
+                await self._from_starting_engine(message)
+            elif identity == wire.engine_identity(self._generation):
+                self._from_engine(message)
+
+    async def _from_supervisor(self, message: wire.ToApi) -> None:
+        if isinstance(message, wire.Watch):
+            self._watched = True
+            for report in (wire.Listening(self._url), self._newest_start):
+                await self._socket.send_multipart([wire.SUPERVISOR, wire.encode(report)])
+        elif isinstance(message, wire.EngineDown):
+            if message.generation >= self._generation:
+                self._engine_gone(message.reason)
+        elif isinstance(message, wire.Drain):
+            self._draining = True
+            self._on_drain(message.timeout)
+
+    async def _from_starting_engine(self, message: wire.Hello | wire.Loading) -> None:
+        self._last_sign_of_life = time.monotonic()
+        self._newest_start = message
+        if isinstance(message, wire.Hello):
+            if message.version != wire.WIRE_VERSION:
+                raise wire.WireError(f"the engine speaks wire version {message.version}, not {wire.WIRE_VERSION}")
+            self._generation, self._info = message.generation, message.info
+        if self._watched:
+            await self._socket.send_multipart([wire.SUPERVISOR, wire.encode(message)])
+
+    def _from_engine(self, message: wire.ToApi) -> None:
+        self._last_sign_of_life = time.monotonic()
+        if isinstance(message, wire.Events):
+            self._stats = message.stats
+            for event in message.events:
+                self._deliver(event)
+        elif isinstance(message, wire.Stats):
+            self._stats = message
+
+    def _deliver(self, event: wire.Event) -> None:
+        entry = self._sequences.get(event.seq_id)
+        if entry is None:
+            return
+        stream, choice = entry
+        if event.finish_reason is not None or event.refusal:
+            self._forget(event.seq_id)
+        stream.deliver(choice, event)
+
+    def _engine_gone(self, reason: str) -> None:
+        self._generation, self._stats, self._down_reason = -1, None, reason
+        for seq_id in list(self._sequences):
+            self._deliver(wire.Event(seq_id, refusal="unavailable", message=reason))
+
+
+def _sampling(params: SamplingParams, choice: int) -> wire.Sampling:
+    values = {name: getattr(params, name) for name in wire.Sampling.__struct_fields__}
+    values["seed"] = mix_seed(params.seed, choice)
+    return wire.Sampling(**values)

@@ -1,0 +1,120 @@
+"""The configuration of `firstlight serve`: the sections declared beside their owners, composed once, then frozen.
+
+Parsed in the supervisor; handed to the API and engine processes as one JSON line on their standard input.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import yaml
+
+from model_runtime.config import RuntimeConfig
+from scheduler.config import SchedulerConfig
+from server.gateway_config import GatewayConfig
+from server.options import ENV_PREFIX, OptionError, collect, options_of
+
+EMBEDDED = "embedded"
+RESERVED_VARIABLES = frozenset({"FIRSTLIGHT_CACHE_DIR", "FIRSTLIGHT_CONFIG"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """Where the server listens, and how its processes live and die."""
+
+    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
+    port: int = field(default=8000, metadata={"help": "port to listen on; 0 picks a free one"})
+    shutdown_timeout: float = field(
+        default=30.0, metadata={"help": "seconds that accepted requests get to finish after SIGTERM"}
+    )
+    stall_timeout: float = field(
+        default=15.0, metadata={"help": "seconds without a sign of life from the engine until readiness goes false"}
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = field(
+        default="info", metadata={"help": "least severe log message that is shown"}
+    )
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the field and the rule."""
+        if not 0 <= self.port <= 65535:
+            raise ValueError("port must be from 0 to 65535")
+        if self.shutdown_timeout < 0:
+            raise ValueError("shutdown_timeout must not be negative")
+        if self.stall_timeout <= 0:
+            raise ValueError("stall_timeout must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Everything that `firstlight serve` was told."""
+
+    model: str = EMBEDDED
+    """A folder with a Hugging Face checkpoint, a GGUF file, or 'embedded'."""
+    process: ProcessConfig = field(default_factory=ProcessConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+
+SECTIONS: dict[str, type] = {
+    "process": ProcessConfig,
+    "gateway": GatewayConfig,
+    "scheduler": SchedulerConfig,
+    "runtime": RuntimeConfig,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare MODEL, --config and one flag for each field of each section."""
+    parser.add_argument(
+        "model", nargs="?", default=None, metavar="MODEL", help="checkpoint folder, GGUF file or 'embedded' (default)"
+    )
+    parser.add_argument("--config", default=None, metavar="FILE", help="YAML file of option names and values")
+    for name, section in SECTIONS.items():
+        group = parser.add_argument_group(f"{name} options", (section.__doc__ or "").splitlines()[0])
+        for option in options_of([section]):
+            option.add_to(group)
+
+
+def _read_yaml(path: str | None) -> dict[str, object]:
+    if path is None:
+        return {}
+    try:
+        document = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise OptionError(f"cannot read the configuration file {path}: {error}") from None
+    return {} if document is None else document
+
+
+def _check_variables(environment: Mapping[str, str], known: set[str]) -> None:
+    unknown = sorted(key for key in environment if key.startswith(ENV_PREFIX) and key not in known | RESERVED_VARIABLES)
+    if unknown:
+        raise OptionError(f"unknown environment variable {unknown[0]}; firstlight has no such option")
+
+
+def resolve(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> ServeConfig:
+    """The frozen configuration. Raises OptionError with a message for the user."""
+    options = options_of(list(SECTIONS.values()))
+    _check_variables(environment, {option.variable for option in options} | {ENV_PREFIX + "MODEL"})
+    document = _read_yaml(arguments.config or environment.get("FIRSTLIGHT_CONFIG"))
+    model = arguments.model or environment.get(ENV_PREFIX + "MODEL") or document.pop("model", EMBEDDED)
+    values = collect(options, vars(arguments), environment, document)
+    try:
+        sections = {name: section(**values[section]) for name, section in SECTIONS.items()}
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    return ServeConfig(model=str(model), **sections)
+
+
+def to_json(config: ServeConfig) -> bytes:
+    """One line for the child processes."""
+    return msgspec.json.encode(config)
+
+
+def from_json(line: bytes) -> ServeConfig:
+    """The inverse of `to_json`."""
+    return msgspec.json.decode(line, type=ServeConfig)

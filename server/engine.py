@@ -1,0 +1,170 @@
+"""The engine process: drain the inbox, plan, execute, commit, publish; then again.
+
+The only place where a request's path turns round. Owns the scheduler and the executor (rank 0); started by the
+supervisor, talks to the API process. A broken invariant ends the process loudly; the supervisor starts a new one.
+"""
+
+import logging
+import os
+import sys
+import time
+
+import zmq
+
+from model_runtime.executor import Executor, load_executor
+from model_runtime.memory import PlanError
+from model_runtime.weights.errors import CheckpointError
+from scheduler.request import FinishReason, Request, SamplingParams, SchedulerError, TokenEvent, TokenLogprob
+from scheduler.scheduler import Scheduler
+from server import wire
+from server.child import EXIT_BAD_CONFIGURATION, start_child, socket_address
+from server.config import ServeConfig
+from server.models import resolve_model
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 0.25
+NICENESS = 5
+"""Added to the engine's priority value, so that the gateway answers promptly while every core computes."""
+
+
+class EngineLoop:
+    """Scheduler and executor joined to a socket."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", scheduler: Scheduler, executor: Executor, generation: int) -> None:
+        self._socket, self._scheduler, self._executor, self._generation = socket, scheduler, executor, generation
+        self._refusals: list[wire.Event] = []
+        self._last_publish = 0.0
+        self._last_step_time = 0.0
+        self._steps = 0
+
+    def run(self) -> None:
+        """Forever."""
+        while True:
+            self._drain_inbox()
+            plan = self._scheduler.plan(time.monotonic())
+            if plan is not None:
+                result = self._executor.execute(plan)
+                self._last_step_time = time.monotonic()
+                self._scheduler.commit(result, self._last_step_time)
+                self._steps += 1
+                if not self._scheduler.has_work():
+                    self._scheduler.check_invariants()
+            self._publish()
+
+    def _drain_inbox(self) -> None:
+        """Take every waiting message; with nothing to do, wait for one until the next heartbeat."""
+        if not self._scheduler.has_work():
+            self._socket.poll(int(HEARTBEAT_SECONDS * 1000))
+        while self._socket.poll(0):
+            message = wire.decode_to_engine(self._socket.recv())
+            if isinstance(message, wire.Abort):
+                for seq_id in message.seq_ids:
+                    self._scheduler.abort(seq_id)
+            else:
+                self._add(message)
+
+    def _add(self, message: wire.Submit) -> None:
+        request = Request(
+            seq_id=message.seq_id,
+            prompt_ids=wire.unpack_ids(message.prompt_ids),
+            sampling=SamplingParams(
+                **{name: getattr(message.sampling, name) for name in wire.Sampling.__struct_fields__}
+            ),
+            priority=message.priority,
+            deadline=message.deadline,
+            cache_salt=message.cache_salt,
+            leader=message.leader,
+        )
+        try:
+            self._scheduler.add(request, time.monotonic())
+        except SchedulerError as error:
+            refusal = wire.Event(message.seq_id, refusal=type(error).__name__, message=str(error))
+            self._refusals.append(refusal)
+
+    def _publish(self) -> None:
+        """Send what happened; without events, send statistics as a sign of life when one is due."""
+        events = self._refusals + [_to_wire(event) for event in self._scheduler.take_events()]
+        self._refusals = []
+        now = time.monotonic()
+        if events:
+            self._socket.send(wire.encode(wire.Events(events, self._stats())))
+        elif now - self._last_publish >= HEARTBEAT_SECONDS:
+            self._socket.send(wire.encode(self._stats()))
+        else:
+            return
+        self._last_publish = now
+
+    def _stats(self) -> wire.Stats:
+        stats = self._scheduler.stats()
+        return wire.Stats(
+            generation=self._generation,
+            step_id=self._steps,
+            last_step_time=self._last_step_time,
+            busy=self._scheduler.has_work(),
+            running=stats.running,
+            waiting=stats.waiting,
+            free_blocks=stats.free_blocks,
+            cached_blocks=stats.cached_blocks,
+            total_blocks=stats.total_blocks,
+            preemptions=stats.preemptions,
+            prefix_queries=stats.prefix_queries,
+            prefix_hits=stats.prefix_hits,
+            prompt_tokens=stats.prompt_tokens,
+            generation_tokens=stats.generation_tokens,
+        )
+
+
+def _logprob_to_wire(logprob: TokenLogprob) -> wire.Logprob:
+    return wire.Logprob(logprob.value, [token for token, _ in logprob.top], [value for _, value in logprob.top])
+
+
+def _to_wire(event: TokenEvent) -> wire.Event:
+    failed = event.finish_reason in (FinishReason.ERROR, FinishReason.TIMEOUT)
+    return wire.Event(
+        event.seq_id,
+        list(event.token_ids),
+        [_logprob_to_wire(entry) for entry in event.logprobs],
+        [_logprob_to_wire(entry) for entry in event.prompt_logprobs],
+        event.cached_tokens,
+        event.finish_reason,
+        event.stop_token_id,
+        event.message,
+        str(event.finish_reason) if failed else "",
+    )
+
+
+def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> tuple[Scheduler, Executor]:
+    def progress(stage: str, fraction: float) -> None:
+        socket.send(wire.encode(wire.Loading(generation, stage, fraction)))
+
+    executor = load_executor(resolve_model(config.model).path, config.runtime, config.scheduler, progress)
+    info = executor.info
+    scheduler = Scheduler(config.scheduler, num_blocks=info.num_blocks, max_model_len=info.max_model_len)
+    facts = {name: getattr(info, name) for name in wire.EngineInfo.__struct_fields__}
+    facts["eos_token_ids"] = list(info.eos_token_ids)
+    hello = wire.Hello(version=wire.WIRE_VERSION, generation=generation, info=wire.EngineInfo(**facts))
+    socket.send(wire.encode(hello))
+    return scheduler, executor
+
+
+def main() -> None:
+    """Entry of the process: `python -m server.engine RUN_DIR GENERATION`, configuration on standard input."""
+    start = start_child("engine")
+    generation = int(sys.argv[2])
+    os.nice(NICENESS)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, wire.engine_identity(generation))
+    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+    socket.connect(socket_address(start.run_dir))
+    try:
+        scheduler, executor = _load(start.config, socket, generation)
+    except (CheckpointError, PlanError) as error:
+        print(f"firstlight: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_CONFIGURATION)
+    EngineLoop(socket, scheduler, executor, generation).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Options of dataclasses: declared once as fields, read from the command line, FIRSTLIGHT_* variables and a YAML file.
+
+Called by `server/config.py` and `server/cli.py` in the supervisor. The command line wins over the environment, that over
+the file, that over the default. Unknown keys are errors everywhere.
+"""
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+ENV_PREFIX = "FIRSTLIGHT_"
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+class OptionError(Exception):
+    """A value or key that the user must mend; the message names it."""
+
+
+def parse_bytes(text: str) -> int:
+    """'512MiB', '4g', '1000' -> bytes. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size such as 512MiB or 4GB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+class Option:
+    """One field of one section."""
+
+    def __init__(self, section: type, field: "Field[Any]", annotation: Any) -> None:
+        self.section, self.name, self.annotation = section, field.name, annotation
+        self.help: str = field.metadata["help"]
+        self.is_bytes: bool = field.metadata.get("unit") == "bytes"
+        self.is_list = get_origin(annotation) is tuple
+        assert field.default is not MISSING, f"option {field.name} needs a default"
+        self.default = field.default
+
+    @property
+    def flag(self) -> str:
+        """--max-num-seqs"""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """FIRSTLIGHT_MAX_NUM_SEQS"""
+        return ENV_PREFIX + self.name.upper()
+
+    def parse(self, text: str) -> Any:
+        """The value that `text` means. Raises ValueError."""
+        if self.is_list:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if self.is_bytes:
+            return parse_bytes(text)
+        if self.annotation is bool:
+            return _parse_bool(text)
+        if get_origin(self.annotation) is Literal:
+            if text not in get_args(self.annotation):
+                raise ValueError(f"{text!r} is not one of {', '.join(get_args(self.annotation))}")
+            return text
+        return self.annotation(text)
+
+    def convert(self, value: object, where: str) -> Any:
+        """The value for a scalar or list from a file, a variable or the command line. Raises OptionError."""
+        try:
+            if isinstance(value, list) and self.is_list:
+                return tuple(part for item in value for part in self.parse(str(item)))
+            if value is None or isinstance(value, list | dict):
+                raise ValueError(f"cannot be {type(value).__name__}")
+            return self.parse(str(value))
+        except ValueError as error:
+            raise OptionError(f"{where}: {error}") from None
+
+    def add_to(self, group: "argparse._ArgumentGroup") -> None:
+        """Declare the command-line flag; its value stays text until `convert`."""
+        shown = "" if self.default in ("", ()) else f" (default: {self.default})"
+        text = (self.help + shown).replace("%", "%%")
+        if self.annotation is bool:
+            group.add_argument(self.flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif get_origin(self.annotation) is Literal:
+            group.add_argument(self.flag, choices=get_args(self.annotation), default=None, help=text)
+        elif self.is_list:
+            group.add_argument(self.flag, action="append", default=None, metavar="VALUE", help=text + "; may repeat")
+        else:
+            metavar = "BYTES" if self.is_bytes else self.annotation.__name__.upper()
+            group.add_argument(self.flag, default=None, metavar=metavar, help=text)
+
+
+def options_of(sections: Sequence[type]) -> list[Option]:
+    """The options of several dataclasses; a name declared twice is an assertion."""
+    found = [
+        Option(section, field, get_type_hints(section)[field.name]) for section in sections for field in fields(section)
+    ]
+    names = [option.name for option in found]
+    assert len(set(names)) == len(names), "an option is declared twice"
+    return found
+
+
+def collect(
+    options: Sequence[Option], arguments: Mapping[str, object], environment: Mapping[str, str], document: object
+) -> dict[type, dict[str, Any]]:
+    """Values by section, from the three sources in order. Raises OptionError naming the source and key."""
+    if not isinstance(document, dict):
+        raise OptionError("the configuration file must be a mapping of option names to values")
+    by_name = {option.name: option for option in options}
+    values: dict[type, dict[str, Any]] = {option.section: {} for option in options}
+    for key, value in document.items():
+        option = by_name.get(str(key).replace("-", "_"))
+        if option is None:
+            raise OptionError(f"the configuration file has an unknown key {key!r}")
+        values[option.section][option.name] = option.convert(value, f"configuration file, {key}")
+    for option in options:
+        if option.variable in environment:
+            converted = option.convert(environment[option.variable], option.variable)
+            values[option.section][option.name] = converted
+        if (given := arguments.get(option.name)) is not None:
+            values[option.section][option.name] = option.convert(given, option.flag)
+    return values

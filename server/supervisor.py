@@ -1,0 +1,179 @@
+"""The supervisor: starts the API and engine processes, watches them, restarts the engine, drains, and leaves nothing behind.
+
+The process that `firstlight serve` is. It imports neither torch nor the web framework, so it starts at once and cannot
+be blocked by either.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+import setproctitle
+import zmq
+
+from server import wire
+from server.child import EXIT_BAD_CONFIGURATION, socket_address
+from server.config import ServeConfig, to_json
+
+logger = logging.getLogger(__name__)
+
+POLL_MS = 50
+BACKOFF_SECONDS = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
+HEALTHY_SECONDS = 60.0
+"""An engine that lived this long starts the back-off anew."""
+KILL_GRACE_SECONDS = 2.0
+
+OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Compute threads sleep while they wait: one that spins on a busy core costs the gateway milliseconds."""
+
+
+class Child:
+    """A child process and the pipe that tells it that the supervisor lives."""
+
+    def __init__(self, module: str, arguments: list[str], config: ServeConfig, environment: Mapping[str, str]) -> None:
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self._pipe: IO[bytes] = self.process.stdin  # type: ignore[assignment]
+        self._pipe.write(to_json(config) + b"\n")
+        self._pipe.flush()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative is the signal that ended it."""
+        return self.process.poll()
+
+    def end(self) -> None:
+        """SIGTERM, and SIGKILL when that does not help."""
+        if self.exit_code is None:
+            self.process.terminate()
+            try:
+                self.process.wait(KILL_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._pipe.close()
+
+
+class Supervisor:
+    """One API process and one engine process at a time."""
+
+    def __init__(self, config: ServeConfig, on_message: Callable[[wire.ToSupervisor], None]) -> None:
+        self._config, self._on_message = config, on_message
+        self._run_dir = Path(tempfile.mkdtemp(prefix="firstlight-"))
+        self._generation = 0
+        self._failures = 0
+        self._restart_at: float | None = None
+        self._ready_once = False
+        self._stop_signals = 0
+        self._drain_deadline: float | None = None
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, wire.SUPERVISOR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(socket_address(self._run_dir))
+        self._send(wire.Watch())
+        self._api = Child("server.api_process", [str(self._run_dir)], config, {})
+        self._engine = self._start_engine()
+
+    def _start_engine(self) -> Child:
+        arguments = [str(self._run_dir), str(self._generation)]
+        return Child("server.engine", arguments, self._config, OPENMP_SETTINGS)
+
+    def run(self) -> int:
+        """Watch until told to stop or a process fails for good; the exit code of `firstlight serve`."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        try:
+            while (code := self._step()) is None:
+                pass
+            return code
+        finally:
+            for child in (self._api, self._engine):
+                child.end()
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop_signals += 1
+
+    def _step(self) -> int | None:
+        if self._socket.poll(POLL_MS):
+            message = wire.decode_to_supervisor(self._socket.recv())
+            self._ready_once = self._ready_once or isinstance(message, wire.Hello)
+            self._on_message(message)
+        if (code := self._api.exit_code) is not None:
+            return self._api_ended(code)
+        if self._stop_signals:
+            return self._drain()
+        return self._watch_engine()
+
+    def _api_ended(self, code: int) -> int:
+        if self._drain_deadline is not None and code == 0:
+            return 0
+        logger.error("the API process ended (%s); stopping", _describe(code))
+        return 1 if code == 0 else abs(code)
+
+    def _drain(self) -> int | None:
+        """First signal: let accepted requests finish. Second signal, or time over: end at once."""
+        now = time.monotonic()
+        if self._drain_deadline is None:
+            timeout = self._config.process.shutdown_timeout
+            logger.info("draining: up to %.0f s for accepted requests; signal again to stop at once", timeout)
+            self._drain_deadline = now + timeout + KILL_GRACE_SECONDS
+            self._send(wire.Drain(timeout))
+        if self._engine.exit_code is not None and self._restart_at is None:
+            self._restart_at = now
+            self._send(wire.EngineDown(self._generation, f"the engine ended ({_describe(self._engine.exit_code)})"))
+        if self._stop_signals > 1 or now > self._drain_deadline:
+            return 0 if self._stop_signals == 1 else 130
+        return None
+
+    def _watch_engine(self) -> int | None:
+        code, now = self._engine.exit_code, time.monotonic()
+        if code is None:
+            return None
+        if self._restart_at is None:
+            if code == EXIT_BAD_CONFIGURATION or (not self._ready_once and self._failures >= 2):
+                return EXIT_BAD_CONFIGURATION
+            self._plan_restart(code, now)
+        elif now >= self._restart_at:
+            self._restart_at = None
+            self._generation += 1
+            self._engine = self._start_engine()
+        return None
+
+    def _plan_restart(self, code: int, now: float) -> None:
+        self._failures = 0 if now - self._engine.started > HEALTHY_SECONDS else self._failures
+        delay = BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
+        self._failures += 1
+        self._restart_at = now + delay
+        self._engine.end()
+        reason = f"the engine ended ({_describe(code)}) and is being restarted"
+        logger.error("%s in %.1f s", reason, delay)
+        self._send(wire.EngineDown(self._generation, reason))
+
+    def _send(self, message: wire.ToApi) -> None:
+        self._socket.send(wire.encode(message), zmq.NOBLOCK)
+
+
+def _describe(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def serve(config: ServeConfig, on_message: Callable[[wire.ToSupervisor], None]) -> int:
+    """Run the server until it is told to stop; `on_message` hears of loading and readiness."""
+    setproctitle.setproctitle("firstlight: supervisor")
+    return Supervisor(config, on_message).run()
