@@ -10,6 +10,7 @@ E = (H + 2 G) D, F intermediate features, P positions of the rope table, R rotat
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -76,14 +77,16 @@ class Ops:
     """[T, 2 F] -> [T, F] = silu(first half) * second half."""
 
 
+Function = TypeVar("Function", bound=Callable[..., object])
+
 _implementations: dict[tuple[str, str], Callable[..., object]] = {}
 
 
-def register(name: str, device_type: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+def register(name: str, device_type: str) -> Callable[[Function], Function]:
     """Decorator: this function implements operation `name` on `device_type` ('any' for the reference)."""
     assert name in {f.name for f in fields(Ops)}, f"unknown operation {name}"
 
-    def add(function: Callable[..., object]) -> Callable[..., object]:
+    def add(function: Function) -> Function:
         assert (name, device_type) not in _implementations, f"{name} on {device_type} is registered twice"
         _implementations[name, device_type] = function
         return function

@@ -1,0 +1,129 @@
+"""The meaning of every operation, in plain torch. Owns nothing; called by models where no faster one is registered,
+and by tests and `firstlight align` as the standard to compare with. Engine and worker processes.
+
+Works on any device and any float type, float64 included. Storage types are expanded, and float16/bfloat16 activations
+computed, in float32 at least.
+
+Legend: T tokens, K input features, N output features, H query heads, G key/value heads, D channels of a head,
+E = (H + 2 G) D, F intermediate features, R rotated channels, B tokens in a block, Q queries and L keys of a sequence.
+"""
+
+import torch
+from torch import Tensor
+
+from model_runtime.batch import Batch
+from model_runtime.kv_store import KVLayer
+from model_runtime.ops.registry import HeadShape, PackedWeight, RopeTable, register
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The type that numbers of `dtype` are computed in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+@register("pack", "any")
+def pack(weight_NK: Tensor) -> PackedWeight:
+    """The matrix as it is: [N, K] in its storage type."""
+    return PackedWeight(data=weight_NK.contiguous(), num_rows=weight_NK.shape[0], num_columns=weight_NK.shape[1])
+
+
+@register("linear", "any")
+def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
+    """[T, N] = x @ weight.T + bias in the type of x."""
+    wide = _wide(x_TK.dtype)
+    bias = None if bias_N is None else bias_N.to(wide)
+    return torch.nn.functional.linear(x_TK.to(wide), weight.data.to(wide), bias).to(x_TK.dtype)
+
+
+@register("embedding", "any")
+def embedding(ids_T: Tensor, table: PackedWeight) -> Tensor:
+    """[T, K] rows of the table, float32 or float64."""
+    return table.data[ids_T].to(_wide(table.data.dtype))
+
+
+@register("rms_norm", "any")
+def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv 1910.07467)."""
+    wide_x = x_TK.to(_wide(x_TK.dtype))
+    normed = wide_x * torch.rsqrt(wide_x.square().mean(dim=-1, keepdim=True) + eps)
+    return (normed * weight_K).to(x_TK.dtype)
+
+
+@register("qk_norm", "any")
+def qk_norm(qkv_TE: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, eps: float, shape: HeadShape) -> None:
+    """rms_norm of every query head and every key head, in place."""
+    query_THD, key_TGD, _ = _split_heads(qkv_TE, shape)
+    query_THD.copy_(rms_norm(query_THD, q_weight_D, eps))
+    key_TGD.copy_(rms_norm(key_TGD, k_weight_D, eps))
+
+
+@register("rope_and_cache", "any")
+def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, shape: HeadShape) -> None:
+    """Rotate the first R channels of queries and keys in place (RoFormer, arXiv 2104.09864), then write keys and
+    values to the batch's slots, converted to the type of the cache."""
+    query_THD, key_TGD, value_TGD = _split_heads(qkv_TE, shape)
+    cos_T1R2 = rope.cos_PR2[batch.positions_T][:, None].to(qkv_TE.dtype)
+    sin_T1R2 = rope.sin_PR2[batch.positions_T][:, None].to(qkv_TE.dtype)
+    for heads in (query_THD, key_TGD):
+        _rotate(heads, cos_T1R2, sin_T1R2, rope.interleaved)
+    block_T, offset_T = batch.slots_T // batch.block_size, batch.slots_T % batch.block_size
+    kv.key_NHDB[block_T, :, :, offset_T] = key_TGD.to(kv.key_NHDB.dtype)
+    kv.value_NHBD[block_T, :, offset_T] = value_TGD.to(kv.value_NHBD.dtype)
+
+
+@register("paged_attention", "any")
+def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
+    """[T, H D]: softmax(q k^T scale) v of each query over the keys of its own sequence up to its own position."""
+    query_THD, _, _ = _split_heads(qkv_TE, shape)
+    starts, tables = batch.query_starts_S1.tolist(), batch.table_starts_S1.tolist()
+    out_THD = torch.empty_like(query_THD, memory_format=torch.contiguous_format)
+    for s, kv_len in enumerate(batch.kv_lens_S.tolist()):
+        rows = slice(starts[s], starts[s + 1])
+        blocks = batch.block_tables[tables[s] : tables[s + 1]]
+        key_GDL = kv.key_NHDB[blocks].permute(1, 2, 0, 3).flatten(2)[:, :, :kv_len]
+        value_GLD = kv.value_NHBD[blocks].transpose(0, 1).flatten(1, 2)[:, :kv_len]
+        position_Q = batch.positions_T[rows]
+        out_THD[rows] = _attend(query_THD[rows], key_GDL, value_GLD, position_Q, scale, window)
+    return out_THD.flatten(1)
+
+
+@register("silu_mul", "any")
+def silu_mul(gate_up_T2F: Tensor) -> Tensor:
+    """[T, F] = silu(gate) * up, silu(x) = x / (1 + exp(-x))."""
+    gate_TF, up_TF = gate_up_T2F.to(_wide(gate_up_T2F.dtype)).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate_TF) * up_TF).to(gate_up_T2F.dtype)
+
+
+def _split_heads(qkv_TE: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:
+    """Views [T, H, D], [T, G, D], [T, G, D] of queries, keys and values."""
+    heads = qkv_TE.view(qkv_TE.shape[0], -1, shape.head_dim)
+    first_value = shape.num_heads + shape.num_kv_heads
+    return heads[:, : shape.num_heads], heads[:, shape.num_heads : first_value], heads[:, first_value:]
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
+    """Rotate channel pairs (2i, 2i + 1) or (i, i + R / 2) of [T, heads, D] in place by the angles of [T, 1, R / 2]."""
+    half = cos.shape[-1]
+    if interleaved:
+        first, second = heads[..., 0 : 2 * half : 2], heads[..., 1 : 2 * half : 2]
+    else:
+        first, second = heads[..., :half], heads[..., half : 2 * half]
+    rotated = first * cos - second * sin, second * cos + first * sin
+    first.copy_(rotated[0])
+    second.copy_(rotated[1])
+
+
+def _attend(
+    query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, position_Q: Tensor, scale: float, window: int
+) -> Tensor:
+    """[Q, H, D]: masked attention of one sequence, dense. Heads of a group share a key/value head."""
+    wide = _wide(query_QHD.dtype)
+    num_queries, num_heads, head_dim = query_QHD.shape
+    num_groups, _, num_keys = key_GDL.shape
+    query_GxD = query_QHD.transpose(0, 1).reshape(num_groups, -1, head_dim).to(wide)
+    scores = (query_GxD @ key_GDL.to(wide) * scale).view(num_heads, num_queries, num_keys)
+    distance_QL = position_Q[:, None] - torch.arange(num_keys, device=position_Q.device)
+    hidden_QL = (distance_QL < 0) | ((distance_QL >= window) if window > 0 else False)
+    weights = scores.masked_fill(hidden_QL, float("-inf")).softmax(dim=-1).view(num_groups, -1, num_keys)
+    out_HQD = (weights @ value_GLD.to(wide)).view(num_heads, num_queries, head_dim)
+    return out_HQD.transpose(0, 1).to(query_QHD.dtype)
