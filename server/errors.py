@@ -7,6 +7,10 @@ sent, as the error event of a stream (`server/api/sse.py`). Broken invariants ar
 from scheduler.request import NeverFits, QueueFull
 
 
+MAX_MESSAGE = 300
+"""Characters of an error message: what the client sent is never echoed at length."""
+
+
 class ApiError(Exception):
     """An error with an OpenAI-style body. `param` names the offending field; `code` is machine-readable."""
 
@@ -23,7 +27,8 @@ class ApiError(Exception):
         details: dict[str, int] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message, self.param, self.code = message, param, code
+        self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
+        self.param, self.code = param, code
         self.retry_after = retry_after
         self.details = details or {}
 
@@ -57,6 +62,12 @@ class NotFound(ApiError):
     status = 404
 
 
+class MethodNotAllowed(ApiError):
+    """405: the path exists, the method does not."""
+
+    status = 405
+
+
 class DeadlineExceeded(ApiError):
     """408: the request's time is over; retrying may help."""
 
@@ -68,6 +79,18 @@ class BodyTooLarge(ApiError):
     """413: the body exceeds the configured limit."""
 
     status = 413
+
+
+class UnsupportedMediaType(ApiError):
+    """415: the body is not declared as JSON."""
+
+    status = 415
+
+
+class ClientGone(ApiError):
+    """499: nobody is left to answer; only the access log sees it."""
+
+    status = 499
 
 
 class Overloaded(ApiError):

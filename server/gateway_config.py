@@ -1,0 +1,46 @@
+"""Limits and policy of the HTTP gateway. Declared once here; the command line's options are made from these fields.
+
+Parsed in the supervisor, read in the API process.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Who may ask, for how much, under which model name."""
+
+    served_model_name: str = field(
+        default="",
+        metadata={"help": "name of the model in the API, aliases after commas; empty: its file or folder name"},
+    )
+    api_key: tuple[str, ...] = field(default=(), metadata={"help": "accepted API keys; without any, everybody may ask"})
+    cors_allow_origins: tuple[str, ...] = field(
+        default=(), metadata={"help": "origins whose web pages may call the API, '*' for all"}
+    )
+    max_body_bytes: int = field(
+        default=32 * 1024 * 1024, metadata={"help": "largest request body; larger ones get 413", "unit": "bytes"}
+    )
+    body_timeout: float = field(
+        default=30.0, metadata={"help": "seconds in which a request body must arrive; slower ones get 408"}
+    )
+    max_sequences_per_request: int = field(
+        default=128, metadata={"help": "prompts times n of one request; more get 400"}
+    )
+    strict_params: bool = field(
+        default=False, metadata={"help": "refuse unknown parameters instead of naming them in x-ignored-params"}
+    )
+    access_log: bool = field(default=True, metadata={"help": "log one line for each request"})
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the field and the rule."""
+        for name in ("max_body_bytes", "body_timeout", "max_sequences_per_request"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive")
+        if any(not key for key in self.api_key):
+            raise ValueError("api_key must not be empty")
+
+    def model_names(self, default: str) -> tuple[str, ...]:
+        """The names that the model answers to, the first one being its own; `default` where none is configured."""
+        names = tuple(name.strip() for name in self.served_model_name.split(",") if name.strip())
+        return names or (default,)
