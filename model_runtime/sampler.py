@@ -1,0 +1,191 @@
+"""Logits to tokens and log-probabilities, all rows of a step at once. Called by the runner on rank 0, engine process.
+
+What happens to a row, in this order:
+
+1. Log-probabilities, where asked for, are taken from the logits as the model gave them.
+2. `bias_values` are added; -inf bans a token.
+3. Penalties. For each token in the row's history, once: logit / repetition_penalty where the logit is positive, else
+   logit * repetition_penalty (CTRL, arXiv 1909.05858); then minus frequency_penalty * n, minus presence_penalty where
+   n > 0, with n the times the token stands in the output part of the history.
+4. temperature 0: the first maximum is the token, and the row is done. Else p = softmax(logits / temperature).
+5. top_k: the k most likely tokens stay; among equals the lower id. p is renormalised.
+6. top_p: the smallest number of most likely tokens whose p sums to top_p or more stays, at least one; among equals
+   the lower id.
+7. min_p: tokens with p >= min_p * (largest p) stay. (5 to 7 compose as in Hugging Face's generate.)
+8. One uniform number u in [0, 1), a function of (seed, counter), picks from what stayed, in the order of ids: the first
+   token at which the cumulative p exceeds u * (sum of p).
+
+A row's result is the same bit for bit in any batch, at any number of threads: every operation here works on one row
+in an order of its own, or is exact. To that end p is held in fixed point, as an integer multiple of 2^-40, whose sums
+are exact in any order; less likely tokens than that are never drawn.
+
+A row with a NaN or +inf, or with no token left to choose, yields FAILED_TOKEN and disturbs no other row.
+
+Legend: R rows to sample, V vocabulary, N rows with temperature > 0, F rows with top_k or top_p, C candidates,
+H tokens of history.
+"""
+
+from array import array
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model_runtime.random import uniform
+from model_runtime.ranking import ranked
+from scheduler.plan import FAILED_TOKEN, LOGPROB_FLOOR, NO_LOGPROBS, RowLogprobs, SampleRows, ScoreRows, floats, ints
+
+WEIGHT_ONE = 2.0**40
+"""The fixed-point weight of probability 1."""
+
+CANDIDATES = (256, 4096)
+"""How many most likely tokens top_k and top_p look at, before they look at all. Changes the time, never the result."""
+
+
+def sample(logits_RV: Tensor, rows: SampleRows) -> "tuple[array[int], RowLogprobs]":
+    """Choose a token for each row: logits float32 [R, V] -> (int32 [R] or FAILED_TOKEN, log-probabilities)."""
+    adjusted_RV = _penalise(_add_bias(logits_RV, rows), rows)
+    failed_R = ~torch.isfinite(adjusted_RV.amax(dim=1))  # a NaN or +inf is the maximum; -inf only of nothing else
+    if failed_R.any():
+        adjusted_RV = adjusted_RV.masked_fill(failed_R[:, None], 0.0)
+    ids_R = _choose(adjusted_RV, rows).masked_fill(failed_R, FAILED_TOKEN)
+    return ints(ids_R.tolist()), _logprobs(logits_RV, ids_R, np.asarray(rows.top_logprobs))
+
+
+def score(logits_PV: Tensor, rows: ScoreRows) -> RowLogprobs:
+    """Log-probabilities of given tokens (`rows.targets`): logits float32 [P, V]. `rows.rows` is not read."""
+    return _logprobs(logits_PV, _tensor(rows.targets, logits_PV).long(), np.asarray(rows.top_logprobs))
+
+
+def _tensor(buffer: "array[int] | array[float]", like: Tensor, chosen: NDArray[np.intp] | None = None) -> Tensor:
+    """A plan's buffer, or some entries of it, on the device of `like`."""
+    values = np.asarray(buffer)
+    return torch.from_numpy(values if chosen is None else values[chosen]).to(like.device)
+
+
+def _row_of(offsets: "array[int]") -> NDArray[np.intp]:
+    """The row that each entry of a ragged list belongs to."""
+    lengths = np.diff(np.asarray(offsets))
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def _add_bias(logits_RV: Tensor, rows: SampleRows) -> Tensor:
+    if not rows.bias_ids:
+        return logits_RV
+    where = (
+        torch.from_numpy(_row_of(rows.bias_offsets)).to(logits_RV.device),
+        _tensor(rows.bias_ids, logits_RV).long(),
+    )
+    return logits_RV.index_put(where, _tensor(rows.bias_values, logits_RV), accumulate=True)
+
+
+def _penalise(logits_RV: Tensor, rows: SampleRows) -> Tensor:
+    if not rows.history_ids:
+        return logits_RV
+    row_H = _row_of(rows.history_offsets)
+    starts_R = np.asarray(rows.history_offsets)[:-1] + np.asarray(rows.history_output_starts)
+    is_output_H = np.arange(len(row_H)) >= starts_R[row_H]
+    vocab = logits_RV.shape[1]
+    distinct, group_H = np.unique(row_H * vocab + np.asarray(rows.history_ids), return_inverse=True)
+    row, token = np.divmod(distinct, vocab)
+    times = torch.from_numpy(np.bincount(group_H, weights=is_output_H).astype(np.float32)).to(logits_RV.device)
+    where = (torch.from_numpy(row).to(logits_RV.device), torch.from_numpy(token).to(logits_RV.device))
+    logits = logits_RV[where]
+    repetition = _tensor(rows.repetition_penalty, logits, row)
+    logits = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = logits - _tensor(rows.frequency_penalty, logits, row) * times
+    logits = logits - _tensor(rows.presence_penalty, logits, row) * (times > 0)
+    return logits_RV.index_put(where, logits)
+
+
+def _choose(logits_RV: Tensor, rows: SampleRows) -> Tensor:
+    """Token ids int64 [R] from finite rows."""
+    drawn = np.flatnonzero(np.asarray(rows.temperature) > 0)
+    if len(drawn) == 0:
+        return logits_RV.argmax(dim=1)
+    drawn_ids_N = _draw(logits_RV[torch.from_numpy(drawn)], rows, drawn)
+    if len(drawn) == len(logits_RV):
+        return drawn_ids_N
+    return logits_RV.argmax(dim=1).index_put((torch.from_numpy(drawn).to(logits_RV.device),), drawn_ids_N)
+
+
+def _draw(logits_NV: Tensor, rows: SampleRows, drawn: NDArray[np.intp]) -> Tensor:
+    """Token ids int64 [N]; entry n belongs to row drawn[n] of `rows`."""
+    temperature_N1 = _tensor(rows.temperature, logits_NV, drawn)[:, None]
+    p_NV = ((logits_NV - logits_NV.amax(dim=1, keepdim=True)) / temperature_N1).softmax(dim=1)
+    weights_NV = (p_NV * WEIGHT_ONE).long()
+    top_k, top_p = np.asarray(rows.top_k)[drawn], np.asarray(rows.top_p)[drawn]
+    filtered = np.flatnonzero((top_k > 0) | (top_p < 1))
+    if len(filtered):
+        where = torch.from_numpy(filtered).to(logits_NV.device)
+        top_k_F1 = _tensor(rows.top_k, logits_NV, drawn[filtered])[:, None].long()
+        top_p_F1 = _tensor(rows.top_p, logits_NV, drawn[filtered])[:, None].double()
+        weights_NV[where] = _filter(logits_NV[where], weights_NV[where], top_k_F1, top_p_F1)
+    min_p_N1 = _tensor(rows.min_p, logits_NV, drawn)[:, None]
+    if min_p_N1.any():
+        weights_NV = weights_NV.masked_fill(p_NV < min_p_N1 * p_NV.amax(dim=1, keepdim=True), 0)
+    cumulative_NV = weights_NV.cumsum(dim=1)
+    u_N = uniform(np.asarray(rows.seed)[drawn], np.asarray(rows.counter)[drawn])
+    target_N1 = torch.floor(torch.from_numpy(u_N).to(logits_NV.device)[:, None] * cumulative_NV[:, -1:]).long()
+    return torch.searchsorted(cumulative_NV, target_N1, right=True)[:, 0]
+
+
+def _filter(logits_FV: Tensor, weights_FV: Tensor, top_k_F1: Tensor, top_p_F1: Tensor) -> Tensor:
+    """The weights with those that top_k and then top_p drop set to 0. Tokens are ranked by logit, which temperature
+    cannot tie. Looks at ever more candidates until every row's last kept token is among them."""
+    vocab = logits_FV.shape[1]
+    top_k_F1 = torch.where(top_k_F1 > 0, top_k_F1.clamp(max=vocab), vocab)
+    kept_FV = torch.zeros_like(weights_FV)
+    todo = torch.arange(len(logits_FV), device=logits_FV.device)
+    for width in (*CANDIDATES, vocab):
+        ids, kept, done = _filter_candidates(logits_FV[todo], weights_FV[todo], top_k_F1[todo], top_p_F1[todo], width)
+        kept_FV[todo[done][:, None], ids[done]] = kept[done]
+        todo = todo[~done]
+        if len(todo) == 0:
+            break
+    return kept_FV
+
+
+def _filter_candidates(
+    logits_FV: Tensor, weights_FV: Tensor, top_k_F1: Tensor, top_p_F1: Tensor, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the `width` most likely tokens: (ids_FC, weights_FC kept or 0, done_F: no other token can be kept)."""
+    vocab = logits_FV.shape[1]
+    _, ids_FC = ranked(logits_FV, width)
+    candidates = ids_FC.shape[1]
+    weights_FC = weights_FV.gather(1, ids_FC)
+    cumulative_FC = weights_FC.cumsum(dim=1)
+    mass_of_k_F1 = cumulative_FC.gather(1, top_k_F1.clamp(max=candidates) - 1)
+    mass_F1 = torch.where(top_k_F1 < vocab, mass_of_k_F1, weights_FV.sum(dim=1, keepdim=True))
+    rank_C = torch.arange(candidates, device=ids_FC.device)
+    kept_FC = (cumulative_FC - weights_FC < top_p_F1 * mass_F1) & (rank_C < top_k_F1)
+    kept_FC[:, 0] = True
+    done_F1 = (top_k_F1 <= candidates) | ((top_k_F1 == vocab) & ~kept_FC[:, -1:])
+    return ids_FC, weights_FC * kept_FC, done_F1[:, 0]
+
+
+def _logprobs(logits_RV: Tensor, ids_R: Tensor, top_R: NDArray[np.int32]) -> RowLogprobs:
+    """Of the tokens ids_R (FAILED_TOKEN gets the floor) and of the top_R most likely ones, where top_R says so."""
+    asked = np.flatnonzero(top_R != NO_LOGPROBS)
+    counts_R = np.maximum(top_R, 0)
+    chosen_R = np.zeros(len(top_R), dtype=np.float32)
+    offsets = ints([0, *np.cumsum(counts_R).tolist()])
+    if len(asked) == 0:
+        return RowLogprobs(chosen=floats(chosen_R.tolist()), top_offsets=offsets)
+    where = torch.from_numpy(asked).to(logits_RV.device)
+    logprobs_AV, ids_A1 = logits_RV[where].log_softmax(dim=1), ids_R[where][:, None]
+    chosen_A = _finite(logprobs_AV.gather(1, ids_A1.clamp(min=0))).masked_fill(ids_A1 < 0, LOGPROB_FLOOR)[:, 0]
+    chosen_R[asked] = chosen_A.cpu().numpy()
+    values_AC, top_ids_AC = ranked(logprobs_AV, max(1, int(counts_R.max())))
+    wanted_AC = torch.arange(values_AC.shape[1]) < torch.from_numpy(counts_R[asked])[:, None]
+    return RowLogprobs(
+        chosen=floats(chosen_R.tolist()),
+        top_ids=ints(top_ids_AC.cpu()[wanted_AC].tolist()),
+        top_values=floats(_finite(values_AC).cpu()[wanted_AC].tolist()),
+        top_offsets=offsets,
+    )
+
+
+def _finite(logprobs: Tensor) -> Tensor:
+    return logprobs.nan_to_num(nan=LOGPROB_FLOOR, neginf=LOGPROB_FLOOR).clamp(min=LOGPROB_FLOOR)
