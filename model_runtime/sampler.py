@@ -104,10 +104,10 @@ def _choose(logits_RV: Tensor, rows: SampleRows) -> Tensor:
     drawn = np.flatnonzero(np.asarray(rows.temperature) > 0)
     if len(drawn) == 0:
         return logits_RV.argmax(dim=1)
-    drawn_ids_N = _draw(logits_RV[torch.from_numpy(drawn)], rows, drawn)
     if len(drawn) == len(logits_RV):
-        return drawn_ids_N
-    return logits_RV.argmax(dim=1).index_put((torch.from_numpy(drawn).to(logits_RV.device),), drawn_ids_N)
+        return _draw(logits_RV, rows, drawn)
+    where = torch.from_numpy(drawn).to(logits_RV.device)
+    return logits_RV.argmax(dim=1).index_put((where,), _draw(logits_RV.index_select(0, where), rows, drawn))
 
 
 def _draw(logits_NV: Tensor, rows: SampleRows, drawn: NDArray[np.intp]) -> Tensor:
@@ -115,54 +115,50 @@ def _draw(logits_NV: Tensor, rows: SampleRows, drawn: NDArray[np.intp]) -> Tenso
     temperature_N1 = _tensor(rows.temperature, logits_NV, drawn)[:, None]
     p_NV = ((logits_NV - logits_NV.amax(dim=1, keepdim=True)) / temperature_N1).softmax(dim=1)
     weights_NV = (p_NV * WEIGHT_ONE).long()
-    top_k, top_p = np.asarray(rows.top_k)[drawn], np.asarray(rows.top_p)[drawn]
-    filtered = np.flatnonzero((top_k > 0) | (top_p < 1))
+    top_k_N1 = _tensor(rows.top_k, logits_NV, drawn)[:, None].long()
+    top_p_N1 = _tensor(rows.top_p, logits_NV, drawn)[:, None].double()
+    filtered = torch.nonzero((top_k_N1 > 0) | (top_p_N1 < 1))[:, 0]
     if len(filtered):
-        where = torch.from_numpy(filtered).to(logits_NV.device)
-        top_k_F1 = _tensor(rows.top_k, logits_NV, drawn[filtered])[:, None].long()
-        top_p_F1 = _tensor(rows.top_p, logits_NV, drawn[filtered])[:, None].double()
-        weights_NV[where] = _filter(logits_NV[where], weights_NV[where], top_k_F1, top_p_F1)
+        _filter(filtered, logits_NV, weights_NV, top_k_N1, top_p_N1)
     min_p_N1 = _tensor(rows.min_p, logits_NV, drawn)[:, None]
     if min_p_N1.any():
-        weights_NV = weights_NV.masked_fill(p_NV < min_p_N1 * p_NV.amax(dim=1, keepdim=True), 0)
+        weights_NV.masked_fill_(p_NV < min_p_N1 * p_NV.amax(dim=1, keepdim=True), 0)
     cumulative_NV = weights_NV.cumsum(dim=1)
     u_N = uniform(np.asarray(rows.seed)[drawn], np.asarray(rows.counter)[drawn])
     target_N1 = torch.floor(torch.from_numpy(u_N).to(logits_NV.device)[:, None] * cumulative_NV[:, -1:]).long()
     return torch.searchsorted(cumulative_NV, target_N1, right=True)[:, 0]
 
 
-def _filter(logits_FV: Tensor, weights_FV: Tensor, top_k_F1: Tensor, top_p_F1: Tensor) -> Tensor:
-    """The weights with those that top_k and then top_p drop set to 0. Tokens are ranked by logit, which temperature
-    cannot tie. Looks at ever more candidates until every row's last kept token is among them."""
-    vocab = logits_FV.shape[1]
-    top_k_F1 = torch.where(top_k_F1 > 0, top_k_F1.clamp(max=vocab), vocab)
-    kept_FV = torch.zeros_like(weights_FV)
-    todo = torch.arange(len(logits_FV), device=logits_FV.device)
+def _filter(todo: Tensor, logits_NV: Tensor, weights_NV: Tensor, top_k_N1: Tensor, top_p_N1: Tensor) -> None:
+    """Set to 0, in place, the weights that top_k and then top_p drop from the rows `todo`. Tokens are ranked by logit,
+    which temperature cannot tie. Looks at ever more candidates until a row's last kept token is among them."""
+    vocab = logits_NV.shape[1]
+    top_k_N1 = torch.where(top_k_N1 > 0, top_k_N1.clamp(max=vocab), vocab)
     for width in (*CANDIDATES, vocab):
-        ids, kept, done = _filter_candidates(logits_FV[todo], weights_FV[todo], top_k_F1[todo], top_p_F1[todo], width)
-        kept_FV[todo[done][:, None], ids[done]] = kept[done]
-        todo = todo[~done]
+        _, ids_FC = ranked(logits_NV.index_select(0, todo), width)
+        kept_FC, done_F = _keep(weights_NV, todo, ids_FC, top_k_N1[todo], top_p_N1[todo])
+        done = todo[done_F]
+        weights_NV.index_fill_(0, done, 0)
+        weights_NV[done[:, None], ids_FC[done_F]] = kept_FC[done_F]
+        todo = todo[~done_F]
         if len(todo) == 0:
-            break
-    return kept_FV
+            return
 
 
-def _filter_candidates(
-    logits_FV: Tensor, weights_FV: Tensor, top_k_F1: Tensor, top_p_F1: Tensor, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the `width` most likely tokens: (ids_FC, weights_FC kept or 0, done_F: no other token can be kept)."""
-    vocab = logits_FV.shape[1]
-    _, ids_FC = ranked(logits_FV, width)
-    candidates = ids_FC.shape[1]
-    weights_FC = weights_FV.gather(1, ids_FC)
+def _keep(
+    weights_NV: Tensor, todo: Tensor, ids_FC: Tensor, top_k_F1: Tensor, top_p_F1: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of the candidates ids_FC, most likely first: (their weights, 0 where dropped; done_F: no other can be kept)."""
+    vocab, candidates = weights_NV.shape[1], ids_FC.shape[1]
+    weights_FC = weights_NV[todo[:, None], ids_FC]
     cumulative_FC = weights_FC.cumsum(dim=1)
     mass_of_k_F1 = cumulative_FC.gather(1, top_k_F1.clamp(max=candidates) - 1)
-    mass_F1 = torch.where(top_k_F1 < vocab, mass_of_k_F1, weights_FV.sum(dim=1, keepdim=True))
+    mass_F1 = torch.where(top_k_F1 < vocab, mass_of_k_F1, weights_NV.sum(dim=1)[todo, None])
     rank_C = torch.arange(candidates, device=ids_FC.device)
     kept_FC = (cumulative_FC - weights_FC < top_p_F1 * mass_F1) & (rank_C < top_k_F1)
     kept_FC[:, 0] = True
     done_F1 = (top_k_F1 <= candidates) | ((top_k_F1 == vocab) & ~kept_FC[:, -1:])
-    return ids_FC, weights_FC * kept_FC, done_F1[:, 0]
+    return weights_FC * kept_FC, done_F1[:, 0]
 
 
 def _logprobs(logits_RV: Tensor, ids_R: Tensor, top_R: NDArray[np.int32]) -> RowLogprobs:
