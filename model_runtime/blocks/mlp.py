@@ -1,0 +1,33 @@
+"""The gated feed-forward block (SwiGLU, arXiv 2002.05202) with its weight table. Engine and worker processes.
+
+Legend: T tokens, C hidden size, F intermediate size.
+"""
+
+from torch import Tensor
+
+from model_runtime.config import ModelConfig
+from model_runtime.ops.registry import Ops
+from model_runtime.weights.table import Linear, Parameter, Parameters, Slot, linear_table
+
+
+def mlp_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
+    """The parameters under `name` and the checkpoint keys under `key` that fill them; gate and up are stacked."""
+    gate_up = (Slot(f"{key}.gate_proj", config.intermediate_size), Slot(f"{key}.up_proj", config.intermediate_size))
+    down = (Slot(f"{key}.down_proj", config.hidden_size),)
+    return [
+        *linear_table(f"{name}.gate_up", gate_up, config.hidden_size, config.mlp_bias),
+        *linear_table(f"{name}.down", down, config.intermediate_size, config.mlp_bias),
+    ]
+
+
+class MLP:
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, name: str, parameters: Parameters) -> None:
+        self.gate_up: Linear = parameters.linear(f"{name}.gate_up")
+        self.down: Linear = parameters.linear(f"{name}.down")
+
+    def forward(self, ops: Ops, x_TC: Tensor) -> Tensor:
+        """[T, C] -> [T, C]."""
+        gate_up_T2F = ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
+        return ops.linear(ops.silu_mul(gate_up_T2F), self.down.weight, self.down.bias)

@@ -1,0 +1,139 @@
+"""Reads a GGUF file's metadata into a `ModelConfig`. Called by `checkpoint.py` in the engine process; torch-free.
+
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Biases and a separate output matrix are not in the
+metadata; whether their tensors are in the file tells.
+"""
+
+import struct
+
+from model_runtime.config import ModelConfig, RopeConfig
+from model_runtime.hf_config import check_shapes, yarn_attention_factor
+from model_runtime.models.families import FAMILIES
+from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.gguf_file import GgufFile
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Values of general.architecture that are served; each is also the name of its family (mistral files say llama)."""
+
+ROPE_DIVISORS = "rope_freqs.weight"
+_F32 = 0
+
+
+class _Metadata:
+    """Typed access to the keys under the architecture's prefix. Every method raises CheckpointError."""
+
+    def __init__(self, file: GgufFile, architecture: str) -> None:
+        self.file, self.prefix = file, architecture
+
+    def has(self, key: str) -> bool:
+        """Whether the file says anything."""
+        return f"{self.prefix}.{key}" in self.file.metadata
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number; float32 values are read as the shortest decimal that they stand for."""
+        name = f"{self.prefix}.{key}"
+        value = self.file.metadata.get(name, default)
+        if value is None:
+            raise CheckpointError(f"{self.file.path.name}: {name} is missing")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise CheckpointError(f"{self.file.path.name}: {name} must be a positive number, not {value!r}")
+        return float(f"{value:.7g}") if isinstance(value, float) else value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self.number(key, default)
+        if not isinstance(value, int):
+            raise CheckpointError(f"{self.file.path.name}: {self.prefix}.{key} must be an integer, not {value!r}")
+        return value
+
+
+def _divisors(file: GgufFile, pairs: int) -> tuple[float, ...]:
+    tensor = file.tensors.get(ROPE_DIVISORS)
+    if tensor is None:
+        return ()
+    if tensor.shape != (pairs,) or tensor.type_id != _F32:
+        raise CheckpointError(f"{file.path.name}: {ROPE_DIVISORS} must hold {pairs} numbers of type F32")
+    with file.path.open("rb") as data:
+        data.seek(tensor.offset)
+        return struct.unpack(f"<{pairs}f", data.read(tensor.num_bytes))
+
+
+def _rope(file: GgufFile, metadata: _Metadata, head_dim: int) -> RopeConfig:
+    if metadata.integer("rope.dimension_count", head_dim) != head_dim:
+        raise CheckpointError(f"{file.path.name}: rotating a part of a head is not supported")
+    theta, divisors = metadata.number("rope.freq_base", 10000.0), _divisors(file, head_dim // 2)
+    kind = file.metadata.get(f"{metadata.prefix}.rope.scaling.type", "none")
+    if kind == "none":
+        return RopeConfig(theta=theta, rotary_dim=head_dim, divisors=divisors)
+    factor = metadata.number("rope.scaling.factor")
+    if kind == "linear":
+        return RopeConfig(theta=theta, rotary_dim=head_dim, kind="linear", factor=factor, divisors=divisors)
+    if kind != "yarn":
+        raise CheckpointError(f"{file.path.name}: rope scaling {kind!r} is not supported; none, linear and yarn are")
+    return RopeConfig(
+        theta=theta,
+        rotary_dim=head_dim,
+        kind="yarn",
+        factor=factor,
+        original_max_position=metadata.integer("rope.scaling.original_context_length"),
+        attention_factor=metadata.number("rope.scaling.attn_factor", 1.0) * yarn_attention_factor(factor),
+        divisors=divisors,
+    )
+
+
+def _eos_token_ids(file: GgufFile) -> tuple[int, ...]:
+    """End of sequence and, where a chat model names it separately, end of turn."""
+    values = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    return tuple(dict.fromkeys(value for value in values if isinstance(value, int)))
+
+
+def _architecture(file: GgufFile) -> str:
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{file.path.name}: general.architecture {name!r} is not supported; {', '.join(ARCHITECTURES)} are"
+        )
+    return name
+
+
+def _head_dim(metadata: _Metadata) -> int:
+    size, num_heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
+    head_dim = metadata.integer("attention.key_length", size // num_heads)
+    if metadata.integer("attention.value_length", head_dim) != head_dim:
+        raise CheckpointError(f"{metadata.file.path.name}: values of another length than keys are not supported")
+    return head_dim
+
+
+def read_gguf_config(file: GgufFile) -> ModelConfig:
+    """The architecture that the metadata describes. Raises CheckpointError naming what is wrong or not supported."""
+    family, tensors = _architecture(file), file.tensors
+    metadata = _Metadata(file, family)
+    if "token_embd.weight" not in tensors:
+        raise CheckpointError(f"{file.path.name}: tensor token_embd.weight is missing")
+    if metadata.has("expert_count"):
+        raise CheckpointError(f"{file.path.name}: mixtures of experts are not supported")
+    num_layers, num_heads = metadata.integer("block_count"), metadata.integer("attention.head_count")
+    head_dim = _head_dim(metadata)
+    window = metadata.integer("attention.sliding_window") if metadata.has("attention.sliding_window") else 0
+    return check_shapes(
+        ModelConfig(
+            family=family,
+            vocab_size=tensors["token_embd.weight"].shape[0],
+            hidden_size=metadata.integer("embedding_length"),
+            intermediate_size=metadata.integer("feed_forward_length"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=metadata.integer("attention.head_count_kv", num_heads),
+            head_dim=head_dim,
+            rms_norm_eps=metadata.number("attention.layer_norm_rms_epsilon"),
+            max_position=metadata.integer("context_length"),
+            rope=_rope(file, metadata, head_dim),
+            sliding_windows=(window,) * num_layers,
+            qkv_bias="blk.0.attn_q.bias" in tensors,
+            output_bias="blk.0.attn_output.bias" in tensors,
+            mlp_bias="blk.0.ffn_gate.bias" in tensors,
+            qk_norm=FAMILIES[family].qk_norm,
+            tie_word_embeddings="output.weight" not in tensors,
+            eos_token_ids=_eos_token_ids(file),
+        )
+    )

@@ -1,0 +1,109 @@
+"""Tensors of a folder with safetensors files, one or many. Used by `checkpoint.py`, engine and worker processes."""
+
+import json
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from model_runtime.weights.errors import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class _Slice(Protocol):
+    def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str: ...
+
+
+class _File(Protocol):
+    """What `safe_open` returns; the library does not annotate it."""
+
+    def keys(self) -> list[str]: ...
+
+    def get_slice(self, name: str) -> _Slice: ...
+
+    def get_tensor(self, name: str) -> Tensor: ...
+
+
+def _open(path: Path) -> _File:
+    try:
+        file: _File = safe_open(str(path), framework="pt", device="cpu")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or 'no such file'}") from None
+    except SafetensorError as error:
+        raise CheckpointError(f"{path.name}: truncated or damaged: {error}") from None
+    return file
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object from a file. Raises CheckpointError."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name}: must hold a JSON object")
+    return value
+
+
+def _weight_map(folder: Path) -> dict[str, str] | None:
+    """Tensor key -> file name as the index says; None when there is a single file without an index."""
+    if not (folder / INDEX).is_file():
+        if (folder / SINGLE).is_file():
+            return None
+        raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}; other weight formats are not supported")
+    found = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(f"{INDEX}: weight_map is missing or empty")
+    for name in found.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{INDEX}: {name!r} is not the name of a file beside it")
+    return found
+
+
+class SafetensorsSource:
+    """The files stay mapped for as long as this object lives; a tensor is copied out of the mapping when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open every file and compare the tensors in it with the index. Raises CheckpointError."""
+        weight_map = _weight_map(folder)
+        names = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+        self._file_of: dict[str, _File] = {}
+        for name in names:
+            self._add_file(folder / name, weight_map)
+        lost = sorted((weight_map or {}).keys() - self._file_of.keys())
+        if lost:
+            raise CheckpointError(f"{INDEX} lists tensors that their files do not hold: {', '.join(lost[:8])}")
+
+    def _add_file(self, path: Path, weight_map: dict[str, str] | None) -> None:
+        file = _open(path)
+        for key in file.keys():  # noqa: SIM118  (safe_open is not a mapping)
+            if weight_map is not None and weight_map.get(key) != path.name:
+                raise CheckpointError(f"{path.name} holds {key}, which {INDEX} does not place there")
+            self._file_of[key] = file
+
+    def keys(self) -> frozenset[str]:
+        """As in TensorSource."""
+        return frozenset(self._file_of)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """As in TensorSource."""
+        return tuple(self._file_of[key].get_slice(key).get_shape())
+
+    def dtype(self, key: str) -> torch.dtype:
+        """As in TensorSource."""
+        name = self._file_of[key].get_slice(key).get_dtype()
+        if name not in _DTYPES:
+            raise CheckpointError(f"{key} is stored as {name}; {', '.join(_DTYPES)} are supported")
+        return _DTYPES[name]
+
+    def read_into(self, key: str, target: Tensor) -> None:
+        """As in TensorSource."""
+        target.copy_(self._file_of[key].get_tensor(key))

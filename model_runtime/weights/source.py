@@ -1,0 +1,27 @@
+"""What the loader needs of a checkpoint file, whatever its format. Engine and worker processes."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class TensorSource(Protocol):
+    """Tensors by their key in Hugging Face's naming. Keys that the format's table cannot translate appear as they are,
+    so that the loader names them as unused."""
+
+    def keys(self) -> frozenset[str]:
+        """Every tensor of the checkpoint."""
+        ...
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Shape of a tensor, without reading it."""
+        ...
+
+    def dtype(self, key: str) -> torch.dtype:
+        """What `read_into` fills: float32, float16 or bfloat16. Raises CheckpointError for another type."""
+        ...
+
+    def read_into(self, key: str, target: Tensor) -> None:
+        """Fill a contiguous CPU tensor of that shape with the tensor's numbers; converts to the target's dtype."""
+        ...

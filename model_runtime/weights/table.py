@@ -1,0 +1,79 @@
+"""How weight tables are declared: which checkpoint keys fill which parameter of a decoder.
+
+The tables stand beside the blocks in `model_runtime/blocks/` and `model_runtime/models/decoder.py`; the loader
+(`weights/load.py`) fills them, in the engine process. Keys are those of Hugging Face's safetensors files; other
+formats translate their own names to these.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from model_runtime.ops.registry import PackedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One checkpoint tensor, and how many rows of the parameter it fills."""
+
+    key: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A matrix [N, K] or a vector [N] of a decoder; N is the sum of its slots' rows, stacked in order."""
+
+    name: str
+    slots: tuple[Slot, ...]
+    columns: int | None = None
+    """K, or None for a vector."""
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return sum(slot.rows for slot in self.slots)
+
+    def slot_shape(self, slot: Slot) -> tuple[int, ...]:
+        """What the checkpoint must hold for one of the slots."""
+        return (slot.rows,) if self.columns is None else (slot.rows, self.columns)
+
+
+def linear_table(name: str, slots: tuple[Slot, ...], columns: int, bias: bool) -> list[Parameter]:
+    """The weight, and the bias if there is one, of a linear layer; slot keys lack the ending .weight or .bias."""
+    endings = [("weight", columns), ("bias", None)] if bias else [("weight", columns)]
+    return [
+        Parameter(
+            name=f"{name}.{ending}",
+            slots=tuple(Slot(f"{slot.key}.{ending}", slot.rows) for slot in slots),
+            columns=width,
+        )
+        for ending, width in endings
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Weight and optional bias [N] float32 of a linear layer."""
+
+    weight: PackedWeight
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The filled parameters of a decoder, by name."""
+
+    matrices: dict[str, PackedWeight]
+    vectors: dict[str, Tensor]
+    """float32."""
+
+    def linear(self, name: str) -> Linear:
+        """The linear layer that `linear_table` declared under this name."""
+        return Linear(self.matrices[f"{name}.weight"], self.vectors.get(f"{name}.bias"))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that all parameters take."""
+        vectors = sum(vector.numel() * vector.element_size() for vector in self.vectors.values())
+        return vectors + sum(matrix.num_bytes for matrix in self.matrices.values())
