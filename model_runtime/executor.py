@@ -1,0 +1,82 @@
+"""The runtime as the engine sees it: load once, then one plan after the other. Engine process.
+
+`load_executor` turns a checkpoint and the configuration into an `Executor`; what it learns on the way (block count,
+model length, end tokens) is in `Executor.info` and nowhere else.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from model_runtime.checkpoint import LoadedModel, load_model
+from model_runtime.config import RuntimeConfig, RuntimeInfo
+from model_runtime.host import available_memory, usable_cores
+from model_runtime.kv_store import allocate, bytes_per_block
+from model_runtime.memory import size_pool
+from model_runtime.ops import load_ops
+from model_runtime.runner import Runner
+from scheduler.config import SchedulerConfig
+from scheduler.plan import StepPlan, StepResult
+
+KV_DTYPE = torch.float32
+
+
+class Executor:
+    """Runs the steps that the scheduler plans."""
+
+    def __init__(self, runner: Runner, info: RuntimeInfo) -> None:
+        self._runner = runner
+        self.info = info
+        """Facts of the loaded model and its KV pool."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute one step; the result has the plan's step_id."""
+        return self._runner.run(plan)
+
+
+def load_executor(
+    model_path: Path, runtime: RuntimeConfig, scheduler: SchedulerConfig, progress: Callable[[str, float], None]
+) -> Executor:
+    """Load the model and reserve its KV pool; `progress` gets (stage, fraction done).
+
+    Raises CheckpointError for a model that cannot be read, PlanError for one that does not fit.
+    """
+    budget = runtime.memory_budget or available_memory() // 2
+    device = torch.device("cpu")
+    torch.set_num_threads(runtime.threads or usable_cores())
+    progress("preparing kernels", 0.0)
+    ops = load_ops(device, runtime.kernels)
+    model = load_model(model_path, ops, device, lambda fraction: progress("loading weights", fraction))
+    info = _plan(model, runtime, scheduler, budget)
+    config = model.config
+    kv = allocate(
+        num_layers=config.num_layers,
+        num_blocks=info.num_blocks,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=info.block_size,
+        dtype=KV_DTYPE,
+        device=device,
+    )
+    return Executor(Runner(model.decoder, kv, info.block_size, device), info)
+
+
+def _plan(model: LoadedModel, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> RuntimeInfo:
+    config = model.config
+    block_bytes = bytes_per_block(
+        config.num_layers, config.num_kv_heads, config.head_dim, scheduler.block_size, KV_DTYPE
+    )
+    pool = size_pool(
+        config, runtime, scheduler, budget=budget, weight_bytes=model.weight_bytes, block_bytes=block_bytes
+    )
+    return RuntimeInfo(
+        max_model_len=pool.max_model_len,
+        vocab_size=config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+        num_blocks=pool.num_blocks,
+        block_size=scheduler.block_size,
+        weight_bytes=model.weight_bytes,
+        kv_bytes=pool.num_blocks * block_bytes,
+        description=model.description,
+    )

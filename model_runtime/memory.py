@@ -1,0 +1,81 @@
+"""Where the memory goes: weights, activations of the largest step, and the KV pool in what is left of the budget.
+
+Called by `executor.load_executor` once, engine process. Arithmetic only: the sizes follow from the architecture, which
+takes no time at start, and a test compares them with what a real step takes.
+"""
+
+from dataclasses import dataclass
+
+from model_runtime.config import ModelConfig, RuntimeConfig
+from scheduler.config import SchedulerConfig
+
+FLOAT_BYTES = 4
+SAMPLER_FLOATS = 18
+"""Floats per logit that sampling takes at its peak: the logits, a copy with bias and penalties, probabilities, and the
+int64 weights, ids, sums and differences of a full sort (top_p on a flat distribution)."""
+
+
+class PlanError(Exception):
+    """The model does not fit as configured. The message has the numbers and says what to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSize:
+    """The KV pool that a configuration gives."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
+    """Peak of temporary tensors in a step of `tokens` tokens of which `rows` are sampled.
+
+    A layer holds the residual stream, its norm and a block's output, and either fused q, k, v with the mixed heads or
+    gate, up and their product. The logits come when the layers are done, with the last hidden states still there.
+    """
+    query = config.num_heads * config.head_dim
+    qkv = query + 2 * config.num_kv_heads * config.head_dim
+    layer = tokens * (3 * config.hidden_size + max(qkv + query, 3 * config.intermediate_size))
+    head = tokens * config.hidden_size + rows * config.vocab_size * SAMPLER_FLOATS
+    return FLOAT_BYTES * max(layer, head)
+
+
+def model_length(config: ModelConfig, runtime: RuntimeConfig) -> int:
+    """The longest sequence to serve. Raises PlanError above what the model was made for."""
+    if runtime.max_model_len > config.max_position:
+        raise PlanError(
+            f"max_model_len {runtime.max_model_len} exceeds the {config.max_position} positions of the model"
+        )
+    return runtime.max_model_len or config.max_position
+
+
+def size_pool(
+    config: ModelConfig,
+    runtime: RuntimeConfig,
+    scheduler: SchedulerConfig,
+    *,
+    budget: int,
+    weight_bytes: int,
+    block_bytes: int,
+) -> PoolSize:
+    """How many KV blocks of `block_bytes` to reserve: `num_kv_blocks`, or what the budget leaves, but no more than
+    max_num_seqs sequences of full length can use. Raises PlanError where not even one such sequence fits."""
+    max_model_len = model_length(config, runtime)
+    blocks_needed = -(-max_model_len // scheduler.block_size)
+    activations = activation_bytes(config, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+    affordable = max(0, budget - weight_bytes - activations) // block_bytes
+    num_blocks = runtime.num_kv_blocks or min(affordable, blocks_needed * scheduler.max_num_seqs)
+    if num_blocks >= blocks_needed:
+        return PoolSize(num_blocks=num_blocks, max_model_len=max_model_len)
+    option = "num_kv_blocks" if runtime.num_kv_blocks else "memory_budget"
+    given = f"{num_blocks}" if runtime.num_kv_blocks else _mb(budget)
+    largest = num_blocks * scheduler.block_size
+    raise PlanError(
+        f"one sequence of max_model_len {max_model_len} tokens needs {blocks_needed} KV blocks of {_mb(block_bytes)}, and "
+        f"there is room for {num_blocks} ({option} {given}, weights {_mb(weight_bytes)}, activations {_mb(activations)}): "
+        f"raise {option}" + (f", or set max_model_len to at most {largest}" if largest else "")
+    )
+
+
+def _mb(number: int) -> str:
+    return f"{number / 2**20:.1f} MiB"

@@ -1,0 +1,77 @@
+"""One step on this rank: plan -> ragged batch -> forward -> logits of the rows that need them -> tokens.
+
+Owned by the executor, engine process. Holds the model and the KV memory; keeps nothing about requests.
+
+Legend: T tokens of the step, R rows to sample, P prompt rows to score, C hidden size, V vocabulary.
+"""
+
+from array import array
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_runtime.batch import Batch, make_batch
+from model_runtime.kv_store import KVLayer
+from model_runtime.sampler import sample, score
+from scheduler.plan import RowLogprobs, SampleRows, ScoreRows, StepPlan, StepResult, floats, ints
+
+SCORE_CHUNK = 64
+"""Prompt rows whose logits exist at the same time: 512 rows of 49 152 float32 would be 100 MB."""
+
+
+class LanguageModel(Protocol):
+    """What the runner needs of a decoder (`models.decoder.Decoder`)."""
+
+    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+        """Hidden states [T, C]; writes the step's keys and values to `kv`."""
+        ...
+
+    def logits(self, hidden_RC: Tensor) -> Tensor:
+        """[R, V] float32."""
+        ...
+
+
+class Runner:
+    """Runs plans. The result of a sequence does not depend on the others in the plan."""
+
+    def __init__(self, model: LanguageModel, kv: list[KVLayer], block_size: int, device: torch.device) -> None:
+        self._model, self._kv, self._block_size, self._device = model, kv, block_size, device
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a step. Raises AssertionError where the plan contradicts itself; never because of what the model
+        computes: rows that are not finite come back as FAILED_TOKEN."""
+        hidden_TC = self._model.forward(make_batch(plan, self._block_size, self._device), self._kv)
+        token_ids, sampled = self._sample(hidden_TC, plan.sample)
+        scored = self._score(hidden_TC, plan.score)
+        return StepResult(step_id=plan.step_id, token_ids=token_ids, sampled=sampled, scored=scored)
+
+    def _logits(self, hidden_TC: Tensor, rows: "array[int]") -> Tensor:
+        where = torch.from_numpy(np.asarray(rows)).to(hidden_TC.device)
+        return self._model.logits(hidden_TC.index_select(0, where))
+
+    def _sample(self, hidden_TC: Tensor, rows: SampleRows) -> "tuple[array[int], RowLogprobs]":
+        if not rows.rows:
+            return ints(), RowLogprobs()
+        return sample(self._logits(hidden_TC, rows.rows), rows)
+
+    def _score(self, hidden_TC: Tensor, rows: ScoreRows) -> RowLogprobs:
+        parts = []
+        for start in range(0, len(rows.rows), SCORE_CHUNK):
+            part = slice(start, start + SCORE_CHUNK)
+            chunk = ScoreRows(rows=rows.rows[part], targets=rows.targets[part], top_logprobs=rows.top_logprobs[part])
+            parts.append(score(self._logits(hidden_TC, chunk.rows), chunk))
+        return _concatenate(parts)
+
+
+def _concatenate(parts: list[RowLogprobs]) -> RowLogprobs:
+    lengths = [length for part in parts for length in np.diff(np.asarray(part.top_offsets)).tolist()]
+    return RowLogprobs(
+        chosen=sum((part.chosen for part in parts), floats()),
+        top_ids=sum((part.top_ids for part in parts), ints()),
+        top_values=sum((part.top_values for part in parts), floats()),
+        top_offsets=ints([0, *accumulate(lengths)]),
+    )
