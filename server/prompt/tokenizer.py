@@ -10,12 +10,13 @@ import asyncio
 import re
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import tokenizers
 
 from model_runtime.weights.errors import CheckpointError
 from scheduler.plan import ints
+from server.prompt.source import TokenizerSource, read_source
 
 MARK = "\ufdd0"
 """A noncharacter (Unicode 23.7); begins every alias. Where a text holds it, it stands under an alias of its own."""
@@ -27,17 +28,9 @@ _THREAD_CHARS = 16_384
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerSource:
-    """What a loader read from a checkpoint."""
-
-    fast: tokenizers.Tokenizer
-    """Special tokens are flagged; no truncation, no padding."""
-    tokens: list[str]
-    """Token of each id as the vocabulary spells it; "" where an id is unused."""
-    chat_template: str | None = None
-    special_variables: dict[str, str] = field(default_factory=dict)
-    """Names that templates know (`bos_token`, `eos_token`, ...) -> token."""
+def load_tokenizer(model_path: Path) -> "Tokenizer":
+    """The tokenizer of a Hugging Face folder or of a GGUF file. Raises CheckpointError."""
+    return Tokenizer(read_source(model_path))
 
 
 class Tokenizer:

@@ -5,6 +5,7 @@ exactly are accepted: a wrong split gives wrong ids, silently.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
@@ -12,7 +13,6 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_file import GgufValue, read_gguf
-from server.prompt.tokenizer import Tokenizer, TokenizerSource
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -29,9 +29,22 @@ _LLAMA3 = ("llama3", "llama-v3", "llama-bpe")
 _QWEN2 = ("qwen2", "deepseek-r1-qwen")
 
 
-def load_tokenizer(model_path: Path) -> Tokenizer:
-    """The tokenizer of a folder with `tokenizer.json` or of a GGUF file. Raises CheckpointError."""
-    return Tokenizer(_from_gguf(model_path) if model_path.is_file() else _from_folder(model_path))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSource:
+    """What a checkpoint says about its tokenizer."""
+
+    fast: tokenizers.Tokenizer
+    """Special tokens are flagged; no truncation, no padding."""
+    tokens: list[str]
+    """Token of each id as the vocabulary spells it; "" where an id is unused."""
+    chat_template: str | None
+    special_variables: dict[str, str]
+    """Names that templates know (`bos_token`, `eos_token`, ...) -> token."""
+
+
+def read_source(model_path: Path) -> TokenizerSource:
+    """From a folder with `tokenizer.json` or from a GGUF file. Raises CheckpointError."""
+    return _from_gguf(model_path) if model_path.is_file() else _from_folder(model_path)
 
 
 def _from_folder(folder: Path) -> TokenizerSource:

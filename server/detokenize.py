@@ -1,0 +1,102 @@
+"""Token ids to text, incrementally: whole characters, stop strings, and nothing shown that must be taken back.
+
+Used by `server/choice.py`, one stream per choice, and by tests; API process. Pure: no I/O, no clock.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class TokenBytes(Protocol):
+    """What a stream needs of a tokenizer (`server.prompt.tokenizer.Tokenizer`)."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The true bytes of a token."""
+        ...
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a control token."""
+        ...
+
+
+class TextStream:
+    """The text of one output. However the ids are cut into pushes, the concatenated text is the same.
+
+    Bytes that are no UTF-8 become U+FFFD, one per maximal ill-formed part (Unicode 3.9); a character that is still
+    incomplete at the end is dropped. Output continues the prompt, so a SentencePiece token's leading space is kept: the
+    text is the bytes of its tokens, also for the first.
+
+    The first stop string to be complete ends the text, the longest of those that end at the same character. The text
+    before it stays (with `include_stop` the stop string too); text that may be its beginning is held back until that is
+    decided.
+    """
+
+    def __init__(
+        self, tokenizer: TokenBytes, stop: tuple[str, ...] = (), include_stop: bool = False, skip_special: bool = True
+    ) -> None:
+        """`stop` holds non-empty strings."""
+        self.stopped: str | None = None
+        """The stop string that ended the text."""
+        self._tokenizer, self._include_stop, self._skip_special = tokenizer, include_stop, skip_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._matchers = [_StopMatcher(text) for text in sorted(stop, key=len, reverse=True)]
+        self._held = ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that is now certain. "" once a stop string was found."""
+        if self.stopped is not None:
+            return ""
+        tokenizer = self._tokenizer
+        data = b"".join(
+            [tokenizer.token_bytes(id) for id in token_ids if not (self._skip_special and tokenizer.is_special(id))]
+        )
+        return self._match(self._decoder.decode(data))
+
+    def finish(self) -> str:
+        """The text that was held back, when the output has ended."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _match(self, text: str) -> str:
+        if not self._matchers:
+            return text
+        known = len(self._held)
+        self._held += text
+        for position, character in enumerate(text, start=known + 1):
+            found = [matcher for matcher in self._matchers if matcher.advance(character)]
+            if found:
+                return self._stop_at(position, found[0].pattern)
+        safe = len(self._held) - max(matcher.matched for matcher in self._matchers)
+        shown, self._held = self._held[:safe], self._held[safe:]
+        return shown
+
+    def _stop_at(self, end: int, stop: str) -> str:
+        self.stopped = stop
+        shown, self._held = self._held[: end if self._include_stop else end - len(stop)], ""
+        return shown
+
+
+class _StopMatcher:
+    """Finds one string in a text that comes character by character, in constant amortised time per character
+    (Knuth, Morris, Pratt 1977)."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.matched = 0
+        """Length of the longest suffix of the text that is a prefix of the pattern."""
+        self._borders = [0] * len(pattern)
+        """At i: length of the longest proper prefix of pattern[: i + 1] that is also its suffix."""
+        length = 0
+        for index in range(1, len(pattern)):
+            while length and pattern[index] != pattern[length]:
+                length = self._borders[length - 1]
+            length += pattern[index] == pattern[length]
+            self._borders[index] = length
+
+    def advance(self, character: str) -> bool:
+        """Whether the pattern is complete with this character. Not called again after that."""
+        while self.matched and character != self.pattern[self.matched]:
+            self.matched = self._borders[self.matched - 1]
+        self.matched += character == self.pattern[self.matched]
+        return self.matched == len(self.pattern)
