@@ -1,0 +1,27 @@
+"""What is refused at the door. Used by `Scheduler.add`, engine process."""
+
+from scheduler.config import SchedulerConfig
+from scheduler.request import NeverFits, QueueFull
+
+
+def refuse_what_never_fits(num_prompt: int, max_model_len: int, num_blocks: int, config: SchedulerConfig) -> None:
+    """Raise NeverFits unless the prompt and one output token can be had. max_tokens is a limit and not a reservation:
+    a sequence that would outgrow the model or the whole KV pool ends with LENGTH there."""
+    if num_prompt + 1 > max_model_len:
+        raise NeverFits(num_prompt + 1, max_model_len, "tokens")
+    needed = -(-(num_prompt + 1) // config.block_size)
+    if needed > num_blocks:
+        raise NeverFits(needed, num_blocks, "KV blocks")
+    if num_prompt > config.max_queued_tokens:
+        raise NeverFits(num_prompt, config.max_queued_tokens, "queued prompt tokens")
+
+
+def refuse_overload(num_prompt: int, num_live: int, live_prompt_tokens: int, config: SchedulerConfig) -> None:
+    """Raise QueueFull if the accepted sequences leave no place for one more."""
+    if num_live >= config.max_outstanding:
+        raise QueueFull(f"{num_live} sequences are running or waiting, and that is the limit")
+    if live_prompt_tokens + num_prompt > config.max_queued_tokens:
+        raise QueueFull(
+            f"{live_prompt_tokens} prompt tokens are running or waiting, and {num_prompt} more would exceed "
+            f"the limit of {config.max_queued_tokens}"
+        )

@@ -1,0 +1,128 @@
+"""Block tables of the sequences: reserve, grow, share, release. Joins the block pool and the prefix cache.
+
+Owned by `Scheduler`, engine process. A block that is full and computed is shared and never written again: hits cover
+whole blocks only and leave at least one token to compute, so that a sequence writes only into blocks of its own.
+"""
+
+from scheduler.block_pool import BlockPool
+from scheduler.prefix_cache import CachedBlock, PrefixCache, block_key, root_key
+from scheduler.sequence import Sequence
+
+
+class KVBlocks:
+    """A pool of `num_blocks` blocks of `block_size` tokens."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool) -> None:
+        self._block_size = block_size
+        self._prefix_caching = prefix_caching
+        self._cache = PrefixCache()
+        self.pool = BlockPool(num_blocks, self._cache.forget)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self._block_size)
+
+    def reserve(self, seq: Sequence, *, spare: int) -> bool:
+        """Give a sequence without blocks those of all its known tokens, taking what it can from the prefix cache.
+
+        Does nothing and returns False unless one token more would fit as well and `spare` blocks stay available.
+        """
+        assert not seq.blocks, f"sequence {seq.request.seq_id} has blocks already"
+        if self.pool.num_available <= spare:
+            return False
+        hits = self._find_prefix(seq)
+        taken = self.blocks_for(len(seq.tokens) + 1) - sum(self.pool.references(block) > 0 for block in hits)
+        if taken + spare > self.pool.num_available:
+            return False
+        for block in hits:
+            self.pool.retain(block)
+        seq.blocks.extend(hits)
+        seq.num_registered = len(hits)
+        seq.num_computed = len(hits) * self._block_size
+        for _ in range(self.blocks_for(len(seq.tokens)) - len(hits)):
+            seq.blocks.append(self.pool.allocate())
+        return True
+
+    def grow(self, seq: Sequence, num_tokens: int) -> bool:
+        """Make the block table cover `num_tokens`, at most one block more than it has; False if there is none."""
+        if self.blocks_for(num_tokens) <= len(seq.blocks):
+            return True
+        if self.pool.num_available == 0:
+            return False
+        seq.blocks.append(self.pool.allocate())
+        return True
+
+    def register(self, seq: Sequence) -> None:
+        """Offer the full blocks computed since the last call to the prefix cache."""
+        num_full = seq.num_computed // self._block_size
+        if not self._prefix_caching or num_full == seq.num_registered:
+            return
+        for index in range(seq.num_registered, num_full):
+            self._cache.insert(seq.blocks[index], self._content(seq, index))
+        seq.num_registered = num_full
+
+    def release(self, seq: Sequence) -> None:
+        """Take all blocks from a sequence. The end of a text goes first, so that it is evicted before its beginning."""
+        for block in reversed(seq.blocks):
+            self.pool.release(block, keep=self._cache.holds(block))
+        del seq.blocks[:]
+        seq.num_registered = seq.num_computed = 0
+
+    def distrust(self, seq: Sequence) -> None:
+        """Never serve the blocks of a failed sequence to others: its keys and values may not be finite."""
+        for block in seq.blocks:
+            self._cache.forget(block)
+
+    def awaits(self, seq: Sequence, other: Sequence) -> bool:
+        """Whether the next block that `other` completes is one that `seq` can take from the prefix cache then."""
+        index = other.num_computed // self._block_size
+        if not self._prefix_caching or index >= min(self._shareable(seq), len(other.tokens) // self._block_size):
+            return False
+        return self._key(seq, 0) == self._key(other, 0) and self._key(seq, index) == self._key(other, index)
+
+    def check(self, running: list[Sequence]) -> None:
+        """Assert conservation, references and sharing. O(blocks)."""
+        references = [0] * self.pool.num_blocks
+        salts: dict[int, bytes] = {}
+        for seq in running:
+            assert len(seq.blocks) >= self.blocks_for(seq.num_computed), "computed tokens without a block"
+            assert len(set(seq.blocks)) == len(seq.blocks), "a block twice in one table"
+            for block in seq.blocks:
+                references[block] += 1
+                assert salts.setdefault(block, seq.request.cache_salt) == seq.request.cache_salt, "salts share a block"
+        for seq in running:
+            for block in seq.blocks[seq.num_computed // self._block_size :]:
+                assert references[block] == 1, f"block {block} is shared and will be written"
+                assert not self._cache.holds(block), f"block {block} is cached and will be written"
+        self.pool.check(references)
+        self._cache.check()
+
+    def _shareable(self, seq: Sequence) -> int:
+        """Blocks that a sequence may take from the cache: full ones that leave a token to compute."""
+        return 0 if seq.scores_prompt else (len(seq.tokens) - 1) // self._block_size
+
+    def _find_prefix(self, seq: Sequence) -> list[int]:
+        hits: list[int] = []
+        if self._prefix_caching:
+            for index in range(self._shareable(seq)):
+                block = self._cache.find(*self._content(seq, index))
+                if block is None:
+                    break
+                hits.append(block)
+        return hits
+
+    def _token_bytes(self, seq: Sequence, index: int) -> bytes:
+        return seq.tokens[index * self._block_size : (index + 1) * self._block_size].tobytes()
+
+    def _key(self, seq: Sequence, index: int) -> bytes:
+        """Key of a full block; computed once."""
+        while len(seq.keys) <= index:
+            position = len(seq.keys)
+            parent = seq.keys[-1] if position else root_key(seq.request.cache_salt)
+            seq.keys.append(block_key(parent, self._token_bytes(seq, position)))
+        return seq.keys[index]
+
+    def _content(self, seq: Sequence, index: int) -> CachedBlock:
+        key = self._key(seq, index)
+        parent = seq.keys[index - 1] if index else root_key(seq.request.cache_salt)
+        return CachedBlock(key, parent, self._token_bytes(seq, index))

@@ -1,0 +1,288 @@
+"""Continuous batching: which tokens of which sequences the next step computes, and what its result means.
+
+Owned by `server/engine.py`, called from its loop only, engine process. `plan` and `commit` alternate; `add` and `abort`
+may come at any time between. No phases: a sequence has known tokens and computed tokens, a step closes part of the gap,
+and a sequence whose last known token is computed samples the next one.
+"""
+
+from bisect import insort
+from dataclasses import dataclass
+from math import inf
+
+from scheduler import policy
+from scheduler.admission import refuse_overload, refuse_what_never_fits
+from scheduler.config import SchedulerConfig
+from scheduler.kv_blocks import KVBlocks
+from scheduler.outcome import logprob_at, token_event
+from scheduler.plan import FAILED_TOKEN, StepPlan, StepResult
+from scheduler.plan_builder import PlanBuilder, PlannedSequence
+from scheduler.request import FinishReason, Request, TokenEvent
+from scheduler.sequence import Sequence, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """Gauges, then counters that never fall."""
+
+    running: int
+    waiting: int
+    free_blocks: int
+    cached_blocks: int
+    """Unused but filled: as available to new requests as free ones."""
+    total_blocks: int
+    preemptions: int
+    prefix_queries: int
+    """Prompt tokens of sequences that looked into the prefix cache when they first ran."""
+    prefix_hits: int
+    """Those of them that were found."""
+    prompt_tokens: int
+    """Of sequences that produced their first token."""
+    generation_tokens: int
+
+
+@dataclass(slots=True)
+class _Counters:
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
+class Scheduler:
+    """Schedules sequences on `num_blocks` KV blocks for a model of at most `max_model_len` tokens."""
+
+    def __init__(self, config: SchedulerConfig, *, num_blocks: int, max_model_len: int) -> None:
+        self._config = config
+        self._max_total = min(max_model_len, num_blocks * config.block_size)
+        self._max_model_len = max_model_len
+        self._kv = KVBlocks(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
+        self._live: dict[int, Sequence] = {}
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._planned: list[PlannedSequence] = []
+        self._step_id = 0
+        self._next_arrival = 0
+        self._live_prompt_tokens = 0
+        self._earliest_deadline = inf
+        self._events: list[TokenEvent] = []
+        self._counters = _Counters()
+
+    def add(self, request: Request, now: float) -> None:
+        """Accept a request. Raises NeverFits or QueueFull, and then keeps nothing of it."""
+        assert request.seq_id not in self._live, f"sequence {request.seq_id} is live already"
+        num_prompt = len(request.prompt_ids)
+        assert num_prompt > 0, f"sequence {request.seq_id} has an empty prompt"
+        refuse_what_never_fits(num_prompt, self._max_model_len, self._kv.pool.num_blocks, self._config)
+        refuse_overload(num_prompt, len(self._live), self._live_prompt_tokens, self._config)
+        deadline = now + self._config.request_timeout if request.deadline is None else request.deadline
+        seq = Sequence(
+            request=request,
+            arrival=self._next_arrival,
+            deadline=deadline,
+            max_total=min(num_prompt + request.sampling.max_tokens, self._max_total),
+            tokens=request.prompt_ids[:],
+        )
+        self._next_arrival += 1
+        self._live[request.seq_id] = seq
+        self._live_prompt_tokens += num_prompt
+        self._earliest_deadline = min(self._earliest_deadline, deadline)
+        insort(self._waiting, seq, key=policy.queue_rank)
+
+    def abort(self, seq_id: int) -> bool:
+        """End a sequence with ABORT; False if it is not live. Between plan and commit its result will be dropped."""
+        seq = self._live.get(seq_id)
+        if seq is not None:
+            self._end(seq, FinishReason.ABORT)
+        return seq is not None
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None when there is nothing to compute."""
+        assert not self._planned, f"step {self._step_id} was planned and not committed"
+        self._expire(now)
+        builder = PlanBuilder(self._config.block_size)
+        complete = self._add_decodes(builder)
+        share = self._config.max_num_batched_tokens - builder.num_tokens
+        if builder.num_tokens:
+            share = min(share, max(1, int(self._config.prefill_share * self._config.max_num_batched_tokens)))
+        prompts = [seq for seq in self._running if seq.remaining > 1]
+        if complete:
+            prompts += self._admit(prompts, share)
+        for seq, num_tokens in policy.split_share(prompts, share):
+            builder.add(seq, num_tokens)
+        if not builder.planned:
+            return None
+        self._planned = builder.planned
+        self._step_id += 1
+        return builder.build(self._step_id)
+
+    def commit(self, result: StepResult, now: float) -> None:
+        """Take the result of the step that was planned last, then end what is past its deadline."""
+        assert self._planned, "a result without a plan"
+        assert result.step_id == self._step_id, f"result of step {result.step_id}, planned was {self._step_id}"
+        planned, self._planned = self._planned, []
+        num_samples = sum(entry.samples for entry in planned)
+        assert len(result.token_ids) == num_samples, f"{len(result.token_ids)} tokens for {num_samples} rows"
+        row = score_row = 0
+        for entry in planned:
+            if entry.seq.status is Status.RUNNING:
+                self._advance(entry, result, row, score_row)
+            row += entry.samples
+            score_row += entry.num_scored
+        self._expire(now)
+
+    def take_events(self) -> list[TokenEvent]:
+        """What happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def has_work(self) -> bool:
+        """Whether a sequence is running or waiting; then `plan` gives a plan, unless it ends them all."""
+        return bool(self._live)
+
+    def stats(self) -> SchedulerStats:
+        """Gauges and counters as of now."""
+        return SchedulerStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            free_blocks=self._kv.pool.num_free,
+            cached_blocks=self._kv.pool.num_cached,
+            total_blocks=self._kv.pool.num_blocks,
+            preemptions=self._counters.preemptions,
+            prefix_queries=self._counters.prefix_queries,
+            prefix_hits=self._counters.prefix_hits,
+            prompt_tokens=self._counters.prompt_tokens,
+            generation_tokens=self._counters.generation_tokens,
+        )
+
+    def check_invariants(self) -> None:
+        """Assert that nothing is lost, shared by mistake or in two places. O(blocks + sequences)."""
+        self._kv.check(self._running)
+        assert self._running == sorted(self._running, key=policy.rank), "running sequences are out of order"
+        assert self._waiting == sorted(self._waiting, key=policy.queue_rank), "the queue is out of order"
+        assert len(self._running) <= self._config.max_num_seqs, "too many sequences run"
+        queued = self._running + self._waiting
+        assert {seq.request.seq_id: seq for seq in queued} == self._live, "a live sequence is not in exactly one queue"
+        assert len(queued) == len(self._live), "a sequence is queued twice"
+        assert self._live_prompt_tokens == sum(seq.num_prompt for seq in queued), "prompt tokens are miscounted"
+        for seq in queued:
+            assert seq.status is (Status.RUNNING if seq.blocks else Status.WAITING), "status and blocks disagree"
+            assert 0 <= seq.num_computed < len(seq.tokens) < seq.max_total, "token counts are out of range"
+            assert seq.blocks or seq.num_computed == 0, "computed tokens without blocks"
+
+    def _add_decodes(self, builder: PlanBuilder) -> bool:
+        """Plan the sequences with one token to compute, best rank first; False if that took a preemption.
+
+        The victim is always the last in rank, so it never has a token in this plan yet.
+        """
+        preemptions = self._counters.preemptions
+        for seq in [seq for seq in self._running if seq.remaining == 1]:
+            while seq.status is Status.RUNNING and not self._kv.grow(seq, len(seq.tokens)):
+                self._preempt(policy.victim(self._running))
+            if seq.status is Status.RUNNING:
+                builder.add(seq, 1)
+        return self._counters.preemptions == preemptions
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take a sequence's blocks; it waits at the head of its priority and computes its tokens again."""
+        assert len(self._running) > 1, "the only running sequence always has the blocks that it needs"
+        self._running.remove(seq)
+        self._kv.release(seq)
+        seq.status, seq.preempted = Status.WAITING, True
+        seq.prompt_scores.clear()
+        insort(self._waiting, seq, key=policy.queue_rank)
+        self._counters.preemptions += 1
+
+    def _admit(self, prompts: list[Sequence], share: int) -> list[Sequence]:
+        """Start waiting sequences while they can be given tokens: in order, but past those that wait for another's
+        prefix, and past a bounded number of those that need more blocks than there are."""
+        admitted: list[Sequence] = []
+        blocked: list[Sequence] = []
+        backlog = sum(seq.remaining for seq in prompts)
+        for seq in self._waiting[:]:
+            active = len(prompts) + len(admitted)
+            if len(self._running) == self._config.max_num_seqs or (backlog >= share and active >= policy.MAX_PROMPTS):
+                break
+            if self._awaits_prefix(seq, prompts + admitted):
+                continue
+            if self._start(seq):
+                admitted.append(seq)
+                backlog += seq.remaining
+                for other in blocked:
+                    other.overtaken += 1
+            else:
+                blocked.append(seq)
+                if seq.overtaken >= policy.MAX_OVERTAKES or len(blocked) == policy.MAX_BLOCKED:
+                    break
+        return admitted
+
+    def _awaits_prefix(self, seq: Sequence, prompts: list[Sequence]) -> bool:
+        """Whether blocks that a sequence needs are about to be computed, by its leader or another of its rank."""
+        if any(other.request.priority <= seq.request.priority and self._kv.awaits(seq, other) for other in prompts):
+            return True
+        leader = None if seq.request.leader is None else self._live.get(seq.request.leader)
+        if leader is None or leader.num_outputs > 0 or leader.arrival >= seq.arrival:
+            return False
+        return self._kv.awaits(seq, leader)
+
+    def _start(self, seq: Sequence) -> bool:
+        """Move a waiting sequence to the running ones if its known tokens fit and each of those can grow by a block;
+        the only one runs at once."""
+        growing = sum(self._kv.blocks_for(other.max_total) > len(other.blocks) for other in self._running)
+        if not self._kv.reserve(seq, spare=growing):
+            return False
+        if seq.prefix_hit is None:
+            seq.prefix_hit = seq.num_computed
+            if self._config.enable_prefix_caching and not seq.scores_prompt:
+                self._counters.prefix_queries += seq.num_prompt
+                self._counters.prefix_hits += seq.num_computed
+        self._waiting.remove(seq)
+        seq.status, seq.overtaken = Status.RUNNING, 0
+        insort(self._running, seq, key=policy.rank)
+        return True
+
+    def _advance(self, entry: PlannedSequence, result: StepResult, row: int, score_row: int) -> None:
+        """Account for what a step did for one sequence; its sampled token is number `row` of the result, its scores
+        begin at `score_row`."""
+        seq = entry.seq
+        seq.num_computed += entry.num_tokens
+        for index in range(score_row, score_row + entry.num_scored):
+            seq.prompt_scores.append(logprob_at(result.scored, index))
+        if entry.samples and result.token_ids[row] == FAILED_TOKEN:
+            self._kv.distrust(seq)
+            self._end(seq, FinishReason.ERROR, "the model's output was not finite")
+            return
+        self._kv.register(seq)
+        if not entry.samples:
+            return
+        seq.tokens.append(result.token_ids[row])
+        self._counters.generation_tokens += 1
+        if seq.num_outputs == 1:
+            self._counters.prompt_tokens += seq.num_prompt
+        event = token_event(seq, result.sampled, row)
+        self._events.append(event)
+        if event.finish_reason is not None:
+            self._remove(seq)
+
+    def _end(self, seq: Sequence, reason: FinishReason, message: str = "") -> None:
+        """End a sequence outside of its own token events."""
+        self._events.append(TokenEvent(seq_id=seq.request.seq_id, finish_reason=reason, message=message))
+        self._remove(seq)
+
+    def _remove(self, seq: Sequence) -> None:
+        """Forget a sequence and free all that it holds."""
+        (self._running if seq.status is Status.RUNNING else self._waiting).remove(seq)
+        self._kv.release(seq)
+        seq.status = Status.FINISHED
+        self._live_prompt_tokens -= seq.num_prompt
+        del self._live[seq.request.seq_id]
+
+    def _expire(self, now: float) -> None:
+        """End what is past its deadline. O(1) while nothing can be."""
+        if now < self._earliest_deadline:
+            return
+        for seq in list(self._live.values()):
+            if now >= seq.deadline:
+                place = "in the queue" if seq.status is Status.WAITING else f"after {seq.num_outputs} output tokens"
+                self._end(seq, FinishReason.TIMEOUT, f"the request's deadline passed {place}")
+        self._earliest_deadline = min((seq.deadline for seq in self._live.values()), default=inf)

@@ -1,0 +1,66 @@
+"""The state of one request while it lives. Made by `Scheduler.add`, changed by the scheduler and `KVBlocks` only,
+engine process.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from scheduler.plan import ints
+from scheduler.request import Request, TokenLogprob
+
+
+class Status(Enum):
+    """The one place where a sequence is."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """Tokens known so far, of which the first `num_computed` have their keys and values in `blocks`."""
+
+    request: Request
+    arrival: int
+    """Order of acceptance; unique."""
+    deadline: float
+    max_total: int
+    """Tokens, prompt and output, at which the sequence ends with LENGTH."""
+    tokens: "array[int]"
+    """int32: prompt, then output."""
+    status: Status = Status.WAITING
+    num_computed: int = 0
+    blocks: "array[int]" = field(default_factory=ints)
+    """int32 block table; covers num_computed tokens and those of the step in flight."""
+    keys: list[bytes] = field(default_factory=list)
+    """Prefix-cache keys of the first full blocks of `tokens`; extended when needed, never wrong."""
+    num_registered: int = 0
+    """Blocks that came from the prefix cache or were offered to it."""
+    prefix_hit: int | None = None
+    """Prompt tokens found in the prefix cache when the sequence first ran; None before."""
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    preempted: bool = False
+    overtaken: int = 0
+    """Sequences that were admitted before this one because it found too few blocks."""
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_outputs(self) -> int:
+        """Output tokens so far."""
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens to compute before the next one can be sampled; at least 1."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are still owed: then every row of it must be computed."""
+        return self.request.sampling.prompt_logprobs >= 0 and self.num_outputs == 0
