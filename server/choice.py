@@ -1,0 +1,154 @@
+"""The text of one choice: what each token event adds to it, and how it ends.
+
+Part of step 9 of a request's path. Made and fed by `server/stream.py`; API process. Pure.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from server.detokenize import TextStream
+from server.generation import GenerationRequest
+from server.prompt.tokenizer import Tokenizer
+from server.wire import Event, Logprob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextToken:
+    """A token with its log-probability. `data` are its bytes in the text (cut where a stop string cut the text)."""
+
+    data: bytes
+    value: float | None
+    """None for the first token of a prompt, which nothing predicts."""
+    top_ids: tuple[int, ...] = ()
+    top_values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one step added to one choice."""
+
+    index: int
+    """prompt * n + choice"""
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    """All tokens since the choice's last delta, with end tokens."""
+    tokens: tuple[TextToken, ...] = ()
+    """Of the text, when log-probabilities were asked for."""
+    finish_reason: str | None = None
+    """stop or length, on the choice's last delta."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended the choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt of an API request, as the renderer needs it."""
+
+    request: GenerationRequest
+    echo: str | None = None
+    """The text that precedes each choice's output."""
+    discard_output: bool = False
+    """max_tokens was 0: the engine computes one token, which is dropped and not counted."""
+
+
+class ChoiceText:
+    """The text of one choice, grown event by event."""
+
+    def __init__(self, index: int, prompt: Prompt, tokenizer: Tokenizer) -> None:
+        self.index, self._prompt, self._tokenizer = index, prompt, tokenizer
+        request = prompt.request
+        self._stream = TextStream(tokenizer, request.stop, request.include_stop)
+        self._want_tokens = request.sampling.logprobs >= 0
+        self._pending: deque[TextToken] = deque()
+        self._ahead = 0
+        self._unsent_ids: list[int] = []
+        self._started = False
+        self.ended = False
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+
+    def push(self, event: Event, prompt_logprobs: list[Logprob]) -> Delta | None:
+        """What the event adds; None while nothing of it may be shown. `prompt_logprobs` are used by the first event."""
+        if not event.token_ids and event.finish_reason is None:
+            return None
+        first, self._started = not self._started, True
+        if event.token_ids and first:
+            self.cached_tokens = event.cached_tokens
+        text = "" if self._prompt.discard_output else self._take_tokens(event)
+        finish_reason = event.finish_reason
+        if self._stream.stopped is not None:
+            finish_reason = "stop"
+        elif finish_reason is not None:
+            text += self._stream.finish()
+        if self._prompt.discard_output:
+            finish_reason = finish_reason and "length"
+        self.ended = finish_reason is not None
+        tokens = self._release(len(text.encode())) if self._want_tokens else []
+        if first and self._prompt.echo is not None:
+            text = self._prompt.echo + text
+            tokens = self._echoed(prompt_logprobs) + tokens
+        if not (first or text or tokens or self.ended):
+            return None
+        token_ids, self._unsent_ids = tuple(self._unsent_ids), []
+        return Delta(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            tokens=tuple(tokens),
+            finish_reason=finish_reason,
+            stop_reason=(self._stream.stopped or event.stop_token_id) if finish_reason == "stop" else None,
+        )
+
+    def _take_tokens(self, event: Event) -> str:
+        """The text that is safe to show, up to and including the token that completes a stop string."""
+        pieces = []
+        last = len(event.token_ids) - 1
+        for position, token_id in enumerate(event.token_ids):
+            self.completion_tokens += 1
+            self._unsent_ids.append(token_id)
+            if self._is_hidden(token_id, ends_choice=position == last and event.finish_reason == "stop"):
+                continue
+            pieces.append(self._stream.push([token_id]))
+            if self._want_tokens:
+                self._pending.append(self._text_token(token_id, event.logprobs[position]))
+            if self._stream.stopped is not None:
+                break
+        return "".join(pieces)
+
+    def _is_hidden(self, token_id: int, *, ends_choice: bool) -> bool:
+        """Special tokens are no text, nor is the token that ended the choice unless the client wants it."""
+        if self._tokenizer.is_special(token_id):
+            return True
+        return ends_choice and not self._prompt.request.include_stop
+
+    def _text_token(self, token_id: int, logprob: Logprob) -> TextToken:
+        return TextToken(
+            data=self._tokenizer.token_bytes(token_id),
+            value=logprob.value,
+            top_ids=tuple(logprob.top_ids),
+            top_values=tuple(logprob.top_values),
+        )
+
+    def _release(self, text_bytes: int) -> list[TextToken]:
+        """The pending tokens whose bytes are in the text shown so far. At the end all are, except what a stop string
+        cut off; the token that it cut through keeps the bytes before the cut."""
+        self._ahead += text_bytes
+        released = []
+        while self._pending and (
+            len(self._pending[0].data) <= self._ahead or (self.ended and not self._stream.stopped)
+        ):
+            token = self._pending.popleft()
+            self._ahead -= len(token.data)
+            released.append(token)
+        if self.ended and self._pending and self._ahead > 0:
+            cut = self._pending[0]
+            data = cut.data[: self._ahead]
+            released.append(TextToken(data=data, value=cut.value, top_ids=cut.top_ids, top_values=cut.top_values))
+        return released
+
+    def _echoed(self, logprobs: list[Logprob]) -> list[TextToken]:
+        if not self._want_tokens:
+            return []
+        ids = self._prompt.request.prompt_ids
+        first = TextToken(data=self._tokenizer.token_bytes(ids[0]), value=None)
+        return [first, *(self._text_token(token, value) for token, value in zip(ids[1:], logprobs, strict=True))]

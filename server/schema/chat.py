@@ -1,0 +1,95 @@
+"""The body of POST /v1/chat/completions. Used by `server/api/chat.py` and the OpenAPI document; API process."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from server.errors import BadRequest
+from server.schema.common import GenerationBody
+
+MAX_TOP_LOGPROBS = 20
+
+
+class ContentPart(BaseModel):
+    """One part of a message. Types other than text are refused later, by name."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str = Field(min_length=1, max_length=64)
+    text: str | None = None
+
+    @model_validator(mode="after")
+    def _text_has_text(self) -> "ContentPart":
+        if self.type == "text" and self.text is None:
+            raise ValueError("a part of type 'text' needs a string in 'text'")
+        return self
+
+
+class FunctionCall(BaseModel):
+    """A function that the assistant called earlier; `arguments` is JSON in a string."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call in an earlier assistant message."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+def _content_kind(value: object) -> str:
+    return "(parts)" if isinstance(value, list) else "(text)"
+
+
+Content = Annotated[
+    Annotated[str, Tag("(text)")] | Annotated[list[ContentPart], Tag("(parts)")], Discriminator(_content_kind)
+]
+
+
+class Message(BaseModel):
+    """One message of the conversation."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _role_has_its_fields(self) -> "Message":
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a message of role '{self.role}' needs content")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a message of role 'tool' needs a tool_call_id")
+        return self
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions"""
+
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @property
+    def logprob_count(self) -> int:
+        """-1 none, else alternatives beside the chosen token."""
+        return (self.top_logprobs or 0) if self.logprobs else -1
+
+    def check_together(self) -> None:
+        """Rules over several fields. Raises BadRequest."""
+        super().check_together()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise BadRequest("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
+        if self.token_limit == 0:
+            name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+            raise BadRequest(f"{name} must be at least 1.", param=name)

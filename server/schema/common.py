@@ -1,0 +1,140 @@
+"""What the generation routes have in common: parameters with their ranges, and how a failed check becomes a 400.
+
+Used by the schemas of this package and by `server/api`; API process. Fields are strict: a boolean or a string is no
+number, NaN and infinity are nothing. `null` means omitted.
+"""
+
+import re
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+
+from server.errors import BadRequest
+
+INT32_MAX = 2**31 - 1
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARS = 1024
+MAX_REPORTED_ERRORS = 3
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+StopStrings = Annotated[
+    list[StopString],
+    BeforeValidator(_as_list),
+    Field(max_length=MAX_STOP_STRINGS),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
+                    "maxItems": MAX_STOP_STRINGS,
+                },
+            ]
+        }
+    ),
+]
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`"""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Accepted for OpenAI's clients; chunks are never padded."""
+
+
+class GenerationBody(BaseModel):
+    """Parameters of both generation routes."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str = Field(min_length=1, max_length=256)
+    max_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    max_completion_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX, description="wins over max_tokens")
+    min_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX, description="0 and -1 are off")
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    n: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    stop: StopStrings | None = None
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=128)
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, Bias] | None = Field(default=None, max_length=1024)
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(default=None, max_length=128)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    user: str | None = Field(default=None, max_length=1024)
+    priority: int | None = Field(default=None, ge=-INT32_MAX, le=INT32_MAX, description="lower is served first")
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
+    request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:\-]{1,128}$")
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens that the client wants."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check_together(self) -> None:
+        """Rules over several fields. Raises BadRequest."""
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
+        if self.min_tokens is not None and self.token_limit is not None and self.min_tokens > self.token_limit:
+            raise BadRequest(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.token_limit}).", param="min_tokens"
+            )
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def validate(schema: type[Body], document: dict[str, Any]) -> Body:
+    """The checked request. Raises BadRequest that names the field and never repeats what was sent."""
+    present = {name: value for name, value in document.items() if value is not None}
+    try:
+        return schema.model_validate(present)
+    except ValidationError as error:
+        raise _bad_request(error) from None
+
+
+def _bad_request(error: ValidationError) -> BadRequest:
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    texts = []
+    for detail in details[:MAX_REPORTED_ERRORS]:
+        message = detail["msg"].removeprefix("Value error, ")
+        texts.append(f"{_param(detail['loc']) or 'body'}: {message}")
+    more = len(details) - len(texts)
+    suffix = f" ({more} more)" if more else ""
+    return BadRequest("; ".join(texts) + suffix, param=_param(details[0]["loc"]))
+
+
+def _param(loc: tuple[int | str, ...]) -> str | None:
+    """`messages[0].content`; what is neither an index nor a field name (such as a label of a union) is left out."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif _FIELD_NAME.fullmatch(part):
+            path += f".{part}" if path else part
+    return path or None

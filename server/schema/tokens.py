@@ -1,0 +1,34 @@
+"""The bodies of POST /tokenize and /detokenize, shaped like vLLM's. Used by `server/api/tokens.py`; API process."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from server.errors import BadRequest
+from server.schema.chat import Message
+from server.schema.common import TokenId
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: either a raw prompt or a conversation."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = Field(default=None, min_length=1, max_length=256)
+    prompt: str | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool | None = Field(default=None, description="of a prompt; default true")
+    add_generation_prompt: bool | None = Field(default=None, description="of a conversation; default true")
+    return_token_strs: bool | None = None
+
+    def check_together(self) -> None:
+        """Rules over several fields. Raises BadRequest."""
+        if (self.prompt is None) == (self.messages is None):
+            raise BadRequest("Give either prompt or messages.", param="prompt")
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize"""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = Field(default=None, min_length=1, max_length=256)
+    tokens: list[TokenId]
