@@ -71,9 +71,9 @@ def size_pool(
     given = f"{num_blocks}" if runtime.num_kv_blocks else _mb(budget)
     largest = num_blocks * scheduler.block_size
     raise PlanError(
-        f"one sequence of max_model_len {max_model_len} tokens needs {blocks_needed} KV blocks of {_mb(block_bytes)}, and "
-        f"there is room for {num_blocks} ({option} {given}, weights {_mb(weight_bytes)}, activations {_mb(activations)}): "
-        f"raise {option}" + (f", or set max_model_len to at most {largest}" if largest else "")
+        f"one sequence of max_model_len {max_model_len} tokens needs {blocks_needed} KV blocks of {_mb(block_bytes)}, "
+        f"and there is room for {num_blocks} ({option} {given}, weights {_mb(weight_bytes)}, activations "
+        f"{_mb(activations)}): raise {option}" + (f", or set max_model_len to at most {largest}" if largest else "")
     )
 
 
