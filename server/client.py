@@ -1,7 +1,8 @@
 """The engine as the gateway sees it: admission, submit, abort, and one bounded queue of events for each request.
 
-Owns the API process's ZeroMQ socket. Routes use it through the protocols of `server/generation.py`; `server/api_process.py`
-runs its receive loop. The engine process and the supervisor connect to the socket; their identities tell them apart.
+Owns the API process's ZeroMQ socket. Routes use it through the protocols of `server/generation.py`;
+`server/api_process.py` runs its receive loop. The engine process and the supervisor connect to the socket; their
+identities tell them apart.
 """
 
 import asyncio
@@ -214,7 +215,8 @@ class EngineClient:
     def _send(self, message: wire.ToEngine) -> None:
         if self._generation < 0:
             return
-        future = self._socket.send_multipart([wire.engine_identity(self._generation), wire.encode(message)])
+        frames = [wire.engine_identity(self._generation), wire.encode(message)]
+        future = asyncio.ensure_future(self._socket.send_multipart(frames))
         future.add_done_callback(self._on_sent)
 
     def _on_sent(self, future: "asyncio.Future[object]") -> None:

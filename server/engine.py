@@ -10,14 +10,14 @@ import sys
 import time
 
 import zmq
-
 from model_runtime.executor import Executor, load_executor
 from model_runtime.memory import PlanError
+from scheduler.scheduler import Scheduler
+
 from model_runtime.weights.errors import CheckpointError
 from scheduler.request import FinishReason, Request, SamplingParams, SchedulerError, TokenEvent, TokenLogprob
-from scheduler.scheduler import Scheduler
 from server import wire
-from server.child import EXIT_BAD_CONFIGURATION, start_child, socket_address
+from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
 from server.config import ServeConfig
 from server.models import resolve_model
 

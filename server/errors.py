@@ -6,7 +6,6 @@ sent, as the error event of a stream (`server/api/sse.py`). Broken invariants ar
 
 from scheduler.request import NeverFits, QueueFull
 
-
 MAX_MESSAGE = 300
 """Characters of an error message: what the client sent is never echoed at length."""
 

@@ -34,8 +34,9 @@ class RequestStream(Protocol):
     """The events of one GenerationRequest. Must be closed; closing cancels what is unfinished, at once."""
 
     def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """(index of the choice, event) in order of arrival; ends after the last choice's terminal event. Raises ApiError
-        (Overloaded, BadRequest, DeadlineExceeded, InternalError, Unavailable) when the engine refuses or fails."""
+        """(index of the choice, event) in order of arrival; ends after the last choice's terminal event. Raises
+        ApiError (Overloaded, BadRequest, DeadlineExceeded, InternalError, Unavailable) when the engine refuses or
+        fails."""
         ...
 
     def finish_choice(self, index: int) -> None:

@@ -1,7 +1,7 @@
 """Options of dataclasses: declared once as fields, read from the command line, FIRSTLIGHT_* variables and a YAML file.
 
-Called by `server/config.py` and `server/cli.py` in the supervisor. The command line wins over the environment, that over
-the file, that over the default. Unknown keys are errors everywhere.
+Called by `server/config.py` in the supervisor. The command line wins over the environment, that over the file, that
+over the default. Unknown keys are errors everywhere.
 """
 
 import argparse

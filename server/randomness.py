@@ -15,7 +15,7 @@ def fresh_seed() -> int:
 
 
 def mix_seed(seed: int, choice: int) -> int:
-    """uint64 stream of a choice: the SplitMix64 finaliser (Steele, Lea, Flood, OOPSLA 2014) of seed + choice * gamma."""
+    """uint64 stream of a choice: the SplitMix64 finaliser (Steele et al., OOPSLA 2014) of seed + choice * gamma."""
     z = (seed + (choice + 1) * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK

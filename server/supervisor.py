@@ -1,4 +1,4 @@
-"""The supervisor: starts the API and engine processes, watches them, restarts the engine, drains, and leaves nothing behind.
+"""The supervisor: starts the API and engine processes, watches them, restarts the engine, leaves nothing behind.
 
 The process that `firstlight serve` is. It imports neither torch nor the web framework, so it starts at once and cannot
 be blocked by either.

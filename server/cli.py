@@ -1,0 +1,69 @@
+"""The command `firstlight`: serve, chat, doctor. Parses, then hands over; each command lives in its own module."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from server import chat_command, doctor, serve_command
+from server.config import add_arguments, resolve
+from server.embedded import EmbeddedModelMissing
+from server.models import ModelNotFound
+from server.options import OptionError
+
+EXIT_USAGE = 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="firstlight",
+        description="Serve open language models over OpenAI-style REST and SSE.",
+        epilog="Every option of serve can also be given as a FIRSTLIGHT_* variable or in a YAML file (--config).",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="start the server",
+        description="Start the server. With no MODEL it serves the embedded SmolLM2-135M-Instruct on 127.0.0.1:8000.",
+        epilog="example: firstlight serve ~/checkpoints/Qwen3-0.6B --port 9000 --max-model-len 4096",
+    )
+    add_arguments(serve)
+    chat = commands.add_parser(
+        "chat",
+        help="talk to a running server, or start one",
+        description="Talk to a server in the terminal. Without --url it starts one with MODEL and ends it afterwards.",
+        epilog="example: firstlight chat --url http://127.0.0.1:8000 --system 'Answer in one sentence.'",
+    )
+    chat_command.add_arguments(chat)
+    check = commands.add_parser(
+        "doctor",
+        help="check this machine",
+        description="Report Python, libraries, processor, memory, devices, compiler, kernels and the embedded model, "
+        "and say what to do about what is missing. Exit code 1 when the server could not run.",
+    )
+    doctor.add_arguments(check)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the installed command."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    try:
+        if arguments.command == "serve":
+            code = serve_command.run(resolve(arguments, os.environ))
+        elif arguments.command == "chat":
+            code = chat_command.run(arguments)
+        else:
+            code = doctor.run(arguments)
+    except (OptionError, ModelNotFound, EmbeddedModelMissing) as error:
+        print(f"firstlight: {error}", file=sys.stderr)
+        code = EXIT_USAGE
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""`firstlight serve`: run the supervisor and show people how the start goes. Supervisor process."""
+
+import shlex
+import time
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from server import supervisor, wire
+from server.config import ServeConfig
+from server.models import resolve_model
+
+
+class StartDisplay:
+    """A progress bar while loading (plain lines where there is no terminal), then a command line to try."""
+
+    def __init__(self, console: Console, model_name: str, needs_key: bool) -> None:
+        self._console, self._model_name, self._needs_key = console, model_name, needs_key
+        self._url = ""
+        self._started = time.monotonic()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._stage = ""
+
+    def on_message(self, message: wire.ToSupervisor) -> None:
+        """Called by the supervisor for each report of the API process."""
+        if isinstance(message, wire.Listening):
+            self._url = message.url
+        elif isinstance(message, wire.Loading):
+            self._show_loading(message)
+        else:
+            self._show_ready(message.info)
+
+    def _show_loading(self, loading: wire.Loading) -> None:
+        if not self._console.is_terminal:
+            if loading.stage != self._stage:
+                self._console.print(f"  {loading.stage} ...", highlight=False)
+            self._stage = loading.stage
+            return
+        if self._progress is None:
+            columns = (TextColumn("  {task.description:<28}"), BarColumn(), TimeElapsedColumn())
+            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._progress.start()
+            self._task = self._progress.add_task(loading.stage, total=1.0)
+        assert self._task is not None
+        self._progress.update(self._task, description=loading.stage, completed=loading.fraction)
+
+    def close(self) -> None:
+        """Take the progress bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _show_ready(self, info: wire.EngineInfo) -> None:
+        self.close()
+        seconds = time.monotonic() - self._started
+        kv_tokens = info.num_blocks * info.block_size
+        self._console.print(
+            f"[bold]{self._model_name}[/bold] is ready on [bold]{self._url}[/bold] after {seconds:.1f} s\n"
+            f"  {info.description}\n"
+            f"  context {info.max_model_len} tokens, KV cache {kv_tokens} tokens ({info.kv_bytes / 2**30:.1f} GiB), "
+            f"weights {info.weight_bytes / 2**30:.2f} GiB\n\nTry it:\n",
+            highlight=False,
+            soft_wrap=True,
+        )
+        print(curl_line(self._url, self._model_name, self._needs_key) + "\n", flush=True)
+
+
+def curl_line(url: str, model: str, needs_key: bool) -> str:
+    """A command line that works when pasted into a shell."""
+    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    key = "-H 'Authorization: Bearer '\"$FIRSTLIGHT_API_KEY\" " if needs_key else ""
+    data = shlex.quote(msgspec.json.encode(body).decode())
+    return f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d {data}"
+
+
+def run(config: ServeConfig) -> int:
+    """Serve until told to stop; the exit code."""
+    name = config.gateway.served_model_name or resolve_model(config.model).name
+    console = Console()
+    console.print(f"firstlight: starting {name}", highlight=False)
+    display = StartDisplay(console, name.split(",")[0], bool(config.gateway.api_key))
+    try:
+        return supervisor.serve(config, display.on_message)
+    finally:
+        display.close()
