@@ -1,0 +1,137 @@
+"""A runtime without a model, for simulation and tests: it proves that plans are right. No server process uses it.
+
+Instead of keys and values each KV slot holds a *state*, a hash of the whole text up to its token. A state is computed
+from the state before it, as found in the slots, so that a wrong, stale or overwritten block anywhere in a sequence's
+table shows at once. The next token is a function of the state and of all that the plan says about sampling.
+"""
+
+from array import array
+from collections import Counter
+from math import isinf
+
+from scheduler.plan import RowLogprobs, SampleRows, StepPlan, StepResult, floats, ints, offsets
+
+ROOT = 1
+VOCAB = 48
+
+
+def extend(state: int, token: int) -> int:
+    """The state of a text with one token more."""
+    return hash((state, token))
+
+
+def logprob(state: int, token: int) -> float:
+    """A made-up log-probability; exact in float32."""
+    return -(hash((state, token)) % 64) / 4
+
+
+def choose(state: int, sampling: tuple[object, ...], banned: set[int]) -> int:
+    """The next token of a text: not a banned one, and another one if anything in `sampling` differs."""
+    token = hash((state, *sampling)) % VOCAB
+    while token in banned:
+        token = (token + 1) % VOCAB
+    return token
+
+
+def sampling_of(sample: SampleRows, row: int) -> tuple[tuple[object, ...], set[int]]:
+    """What `choose` needs, as the plan says it: everything that may influence a token, and the banned tokens."""
+    history = sample.history_ids[sample.history_offsets[row] : sample.history_offsets[row + 1]]
+    start, end = sample.bias_offsets[row], sample.bias_offsets[row + 1]
+    bias = list(zip(sample.bias_ids[start:end], sample.bias_values[start:end], strict=True))
+    influences = (
+        sample.seed[row],
+        sample.counter[row],
+        sample.temperature[row],
+        sample.top_k[row],
+        sample.top_p[row],
+        sample.min_p[row],
+        sample.presence_penalty[row],
+        sample.frequency_penalty[row],
+        sample.repetition_penalty[row],
+        tuple(history),
+        sample.history_output_starts[row],
+        tuple(pair for pair in bias if not isinf(pair[1])),
+    )
+    return influences, {token for token, value in bias if isinf(value)}
+
+
+class FakeRuntime:
+    """Slots of `num_blocks` blocks of `block_size` tokens, none written."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._slots: list[int] = [0] * (num_blocks * block_size)
+        self._before: dict[int, int] = {}
+        """Of every state ever computed, the state that it extends."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute a step. Raises AssertionError where the plan is inconsistent or the cache holds the wrong text."""
+        tables = self._split_tables(plan)
+        self._check_writes(plan, tables)
+        states: list[int] = []
+        for table, query_len, kv_len in zip(tables, plan.query_lens, plan.kv_lens, strict=True):
+            tokens = plan.token_ids[len(states) : len(states) + query_len]
+            states += self._compute(table, kv_len - query_len, tokens)
+        assert len(states) == len(plan.token_ids), "query_lens must sum to the number of tokens"
+        return self._result(plan, states)
+
+    def _split_tables(self, plan: StepPlan) -> "list[array[int]]":
+        tables: list[array[int]] = []
+        start = 0
+        for kv_len in plan.kv_lens:
+            end = start - (-kv_len // self._block_size)
+            tables.append(plan.block_tables[start:end])
+            start = end
+        assert start == len(plan.block_tables), "block tables must cover kv_lens exactly"
+        return tables
+
+    def _check_writes(self, plan: StepPlan, tables: "list[array[int]]") -> None:
+        """A block that is written in this step belongs to one sequence only."""
+        users = Counter(block for table in tables for block in table)
+        for table, query_len, kv_len in zip(tables, plan.query_lens, plan.kv_lens, strict=True):
+            assert 1 <= query_len <= kv_len, f"{query_len} tokens for a sequence of {kv_len}"
+            for block in table[(kv_len - query_len) // self._block_size :]:
+                assert users[block] == 1, f"block {block} is written and used by another sequence"
+
+    def _compute(self, table: "array[int]", num_cached: int, tokens: "array[int]") -> list[int]:
+        """Write the states of `tokens`, which follow `num_cached` tokens in the cache; returns them."""
+        size = self._block_size
+        past: list[int] = []
+        for block in table[: -(-num_cached // size)]:
+            past += self._slots[block * size : block * size + size]
+        del past[num_cached:]
+        before = [self._before.get(state, 0) for state in past]
+        assert before == [ROOT, *past][:num_cached], "the cache holds something else than the sequence's beginning"
+        state = past[-1] if past else ROOT
+        states: list[int] = []
+        for position, token in enumerate(tokens, num_cached):
+            following = extend(state, token)
+            self._before[following] = state
+            self._slots[table[position // size] * size + position % size] = following
+            states.append(following)
+            state = following
+        return states
+
+    def _result(self, plan: StepPlan, states: list[int]) -> StepResult:
+        sample, score = plan.sample, plan.score
+        chosen = ints([choose(states[row], *sampling_of(sample, index)) for index, row in enumerate(sample.rows)])
+        sampled_pairs = list(zip(sample.rows, chosen, strict=True))
+        scored_pairs = list(zip(score.rows, score.targets, strict=True))
+        return StepResult(
+            step_id=plan.step_id,
+            token_ids=chosen,
+            sampled=_logprobs(states, sampled_pairs, sample.top_logprobs),
+            scored=_logprobs(states, scored_pairs, score.top_logprobs),
+        )
+
+
+def _logprobs(states: list[int], pairs: list[tuple[int, int]], num_tops: "array[int]") -> RowLogprobs:
+    """Log-probabilities of (row, token) pairs, with tokens 0, 1, ... as alternatives."""
+    top_ids, top_values, ends = ints(), floats(), offsets()
+    for (row, _), num_top in zip(pairs, num_tops, strict=True):
+        for token in range(num_top):
+            top_ids.append(token)
+            top_values.append(logprob(states[row], token))
+        ends.append(len(top_ids))
+    chosen = floats([logprob(states[row], token) for row, token in pairs])
+    return RowLogprobs(chosen=chosen, top_ids=top_ids, top_values=top_values, top_offsets=ends)
