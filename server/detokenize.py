@@ -33,12 +33,12 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: TokenBytes, stop: tuple[str, ...] = (), include_stop: bool = False, skip_special: bool = True
+        self, tokenizer: TokenBytes, stop: tuple[str, ...] = (), include_stop: bool = False, skip_special_tokens: bool = True
     ) -> None:
         """`stop` holds non-empty strings."""
         self.stopped: str | None = None
         """The stop string that ended the text."""
-        self._tokenizer, self._include_stop, self._skip_special = tokenizer, include_stop, skip_special
+        self._tokenizer, self._include_stop, self._skip_special = tokenizer, include_stop, skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._matchers = [_StopMatcher(text) for text in sorted(stop, key=len, reverse=True)]
         self._held = ""

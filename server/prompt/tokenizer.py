@@ -65,9 +65,7 @@ class Tokenizer:
         self._replacements = {_id_in(plain, content): ints([token_id]) for token_id, content in spelled}
         self._replacements |= {_id_in(plain, alias_of[MARK]): ints(_raw_ids(plain, MARK))}
         self._replacements |= self._spelled_out()
-        specials = [token for token in self._added.values() if token.special]
-        longest_first = sorted(specials, key=lambda token: len(token.content), reverse=True)
-        self._literals = re.compile("|".join([*map(_pattern, longest_first), MARK]))
+        self._literals = re.compile(alternation({MARK, *self.special_literals}))
 
     def _spelled_out(self) -> "dict[int, array[int]]":
         """Special tokens that the vocabulary also holds as ordinary entries, which text might therefore reach by
@@ -175,9 +173,19 @@ def _added_token(token: tokenizers.AddedToken, content: str) -> tokenizers.Added
     )
 
 
-def _pattern(token: tokenizers.AddedToken) -> str:
-    literal = re.escape(token.content)
-    return rf"(?<!\w){literal}(?!\w)" if token.single_word else literal
+def alternation(words: set[str]) -> str:
+    """A regular expression for any of the words, the longest first, that tries each character once: a text full of
+    beginnings of a thousand special tokens must not take a thousand times as long."""
+    tails: dict[str, set[str]] = {}
+    for word in words:
+        if word:
+            tails.setdefault(word[0], set()).add(word[1:])
+    branches = [re.escape(head) + alternation(rest) for head, rest in sorted(tails.items())]
+    if not branches:
+        return ""
+    if len(branches) == 1 and "" not in words:
+        return branches[0]
+    return f"(?:{'|'.join(branches)})" + ("?" if "" in words else "")
 
 
 def _wrapping(fast: tokenizers.Tokenizer) -> "tuple[array[int], array[int]]":

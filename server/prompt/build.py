@@ -1,0 +1,167 @@
+"""From what a request says to what the engine needs: messages and prompts to ids, and checks against the vocabulary.
+
+Step 2 of a request's path. Called by the routes in `server/api`; API process. Everything wrong is a BadRequest that
+names the field. Long texts are worked on in a thread, so that the event loop stays free.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from scheduler.plan import ints
+from server.errors import BadRequest, context_overflow
+from server.prompt.messages import Message, plain_message
+from server.prompt.special import SpecialText, choose_breaker, escaped, strings_in
+from server.prompt.template import ChatTemplate, RenderTooLong
+from server.prompt.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+_TEMPLATE_CHARS = 65_536
+"""Text that a template may add to the users'."""
+_THREAD_CHARS = 16_384
+"""Shorter prompts are built on the event loop: about 10 ms."""
+
+
+class PromptBuilder:
+    """The model's tokenizer and chat template, applied to requests. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises CheckpointError when the chat template has a syntax error."""
+        self.tokenizer = tokenizer
+        self._special = SpecialText(tokenizer.special_literals)
+        source = tokenizer.chat_template
+        self._template = None if source is None else ChatTemplate(source, tokenizer.special_variables)
+
+    async def chat(
+        self, messages: Sequence[Message], *, max_model_len: int, add_generation_prompt: bool = True
+    ) -> "array[int]":
+        """int32 ids of a conversation, fewer than max_model_len. Keys of a message: role (one of ROLES), content (a
+        string, None, or a list of text parts, which are joined by newlines), name, tool_calls, tool_call_id,
+        reasoning_content. Special tokens come from the template alone."""
+        if self._template is None:
+            raise BadRequest("This model has no chat template; use /v1/completions.", param="messages")
+        if not messages:
+            raise BadRequest("messages must not be empty.", param="messages")
+        chars = sum(map(len, strings_in(messages)))
+        self._check_chars(chars, max_model_len, "messages")
+        build = partial(self._chat, self._template, messages, max_model_len, add_generation_prompt)
+        return await asyncio.to_thread(build) if chars > _THREAD_CHARS else build()
+
+    def _chat(
+        self, template: ChatTemplate, messages: Sequence[Message], max_model_len: int, add_generation_prompt: bool
+    ) -> "array[int]":
+        breaker = choose_breaker(messages)
+        plain = partial(
+            plain_message,
+            protect=partial(self._special.protect, breaker=breaker),
+            takes_parts=template.takes_parts,
+            knows_developer=template.knows_developer,
+        )
+        try:
+            text = template.render(
+                [plain(message, f"messages[{index}]") for index, message in enumerate(messages)],
+                add_generation_prompt=add_generation_prompt,
+                max_chars=self._char_limit(max_model_len) + _TEMPLATE_CHARS,
+            )
+        except RenderTooLong:
+            raise context_overflow(max_model_len, max_model_len) from None
+        except RecursionError:
+            raise BadRequest("The messages are nested too deeply.", param="messages") from None
+        ids = self.tokenizer.encode_rendered(text.replace(escaped(breaker), breaker), breaker)
+        return _checked(ids, max_model_len, "messages")
+
+    async def completions(
+        self,
+        prompt: str | Sequence[int] | Sequence[Prompt],
+        *,
+        max_model_len: int,
+        add_special_tokens: bool = True,
+    ) -> "list[array[int]]":
+        """int32 ids of each prompt, non-empty and fewer than max_model_len. A raw prompt is the caller's own: literals
+        of special tokens in it become special tokens, as this interface always did."""
+        prompts = _as_list(prompt)
+        if not prompts:
+            raise BadRequest("prompt must not be empty.", param="prompt")
+        one = partial(self._completion, max_model_len=max_model_len, add_special_tokens=add_special_tokens)
+        if sum(len(text) for text in prompts if isinstance(text, str)) <= _THREAD_CHARS:
+            return [one(prompt) for prompt in prompts]
+        return await asyncio.to_thread(lambda: [one(prompt) for prompt in prompts])
+
+    def _completion(self, prompt: Prompt, max_model_len: int, add_special_tokens: bool) -> "array[int]":
+        if isinstance(prompt, str):
+            self._check_chars(len(prompt), max_model_len, "prompt")
+            ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens, allow_special=True)
+        else:
+            if len(prompt) >= max_model_len:
+                raise context_overflow(len(prompt), max_model_len, param="prompt")
+            ids = ints(list(check_ids(self.tokenizer, prompt, "prompt")))
+        return _checked(ids, max_model_len, "prompt")
+
+    def _char_limit(self, max_model_len: int) -> int:
+        return max_model_len * self.tokenizer.max_token_bytes
+
+    def _check_chars(self, chars: int, max_model_len: int, param: str) -> None:
+        """A text with more characters than the longest tokens hold bytes cannot fit; it is not even tokenized."""
+        if chars > self._char_limit(max_model_len):
+            raise context_overflow(-(-chars // self.tokenizer.max_token_bytes), max_model_len, param=param)
+
+
+def output_budget(prompt_tokens: int, max_model_len: int, requested: int | None) -> int:
+    """How many tokens may be generated: what is asked for, at most what is left of the context (None: all of it)."""
+    left = max_model_len - prompt_tokens
+    return left if requested is None else min(requested, left)
+
+
+def check_ids(tokenizer: Tokenizer, ids: Sequence[int], param: str) -> Sequence[int]:
+    """The ids. Raises BadRequest when one is not in the vocabulary."""
+    for token_id in (min(ids), max(ids)) if ids else ():
+        if not 0 <= token_id < tokenizer.vocab_size:
+            raise BadRequest(
+                f"{param} holds token id {str(token_id)[:40]}; ids are 0 to {tokenizer.vocab_size - 1}.", param=param
+            )
+    return ids
+
+
+def logit_bias(tokenizer: Tokenizer, bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """(id, value) pairs from an object whose keys are ids in decimal, each written in one way only."""
+    pairs = []
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and str(int(key)) == key):
+            raise BadRequest("logit_bias: each key must be a token id in decimal.", param="logit_bias")
+        pairs.append((int(key), float(value)))
+    check_ids(tokenizer, [token_id for token_id, _ in pairs], "logit_bias")
+    return tuple(pairs)
+
+
+def stop_token_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+    """Each id once."""
+    return tuple(dict.fromkeys(check_ids(tokenizer, ids, "stop_token_ids")))
+
+
+def bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The id sequences of each word as it stands at the beginning of a text and after a space."""
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not word.strip():
+            raise BadRequest("bad_words: each word must hold more than white space.", param="bad_words")
+        for form in (word.lstrip(), " " + word.lstrip()):
+            sequences[tuple(tokenizer.encode(form, add_special_tokens=False, allow_special=True))] = None
+    return tuple(sequence for sequence in sequences if sequence)
+
+
+def _as_list(prompt: str | Sequence[int] | Sequence[Prompt]) -> list[Prompt]:
+    """Every form of `prompt` as a list of prompts."""
+    if isinstance(prompt, str):
+        return [prompt]
+    numbers = [item for item in prompt if isinstance(item, int)]
+    return [numbers] if numbers else [item for item in prompt if not isinstance(item, int)]
+
+
+def _checked(ids: "array[int]", max_model_len: int, param: str) -> "array[int]":
+    if not ids:
+        raise BadRequest(f"{param} must not be empty: it holds no token.", param=param)
+    if len(ids) >= max_model_len:
+        raise context_overflow(len(ids), max_model_len, param=param)
+    return ids

@@ -1,0 +1,77 @@
+"""Chat messages in the form that templates know. Used by `server/prompt/build.py`; API process. Pure."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from server.errors import BadRequest
+from server.prompt.special import protect_all
+
+Message = Mapping[str, object]
+Protect = Callable[[str], str]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+_PART_NAMES = {"image_url": "images", "input_audio": "audio", "video_url": "videos", "file": "files"}
+
+
+def plain_message(
+    message: Message, where: str, *, protect: Protect, takes_parts: bool, knows_developer: bool
+) -> dict[str, object]:
+    """The message without empty fields, each string of the user's protected. The content becomes one string (text parts
+    are joined by newlines), in a list of one part where the template `takes_parts`; role `developer` becomes `system`
+    unless the template knows it. `where` names the message in errors. Raises BadRequest."""
+    role = message.get("role")
+    if role not in ROLES:
+        raise BadRequest(f"{where}.role must be one of {', '.join(ROLES)}.", param="messages")
+    if role == "developer" and not knows_developer:
+        role = "system"
+    text = protect(_text_of(message.get("content"), f"{where}.content"))
+    plain: dict[str, object] = {"role": role, "content": [{"type": "text", "text": text}] if takes_parts else text}
+    for key in ("name", "tool_call_id", "reasoning_content"):
+        if (value := message.get(key)) is not None:
+            plain[key] = protect_all(value, protect)
+    calls = message.get("tool_calls")
+    if isinstance(calls, Sequence) and calls:
+        plain["tool_calls"] = [_plain_call(call, f"{where}.tool_calls", protect) for call in calls]
+    return plain
+
+
+def _text_of(content: object, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise BadRequest(f"{where} must be a string or a list of parts.", param="messages")
+    return "\n".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: object, where: str) -> str:
+    if not isinstance(part, Mapping):
+        raise BadRequest(f"{where} must be an object with a type.", param="messages")
+    kind, text = part.get("type"), part.get("text")
+    if kind in _PART_NAMES:
+        raise BadRequest(f"{where}: this model does not accept {_PART_NAMES[kind]}.", param="messages")
+    if kind != "text":
+        raise BadRequest(f"{where}: parts of type {str(kind)[:40]!r} are not supported.", param="messages")
+    if not isinstance(text, str):
+        raise BadRequest(f"{where}.text must be a string.", param="messages")
+    return text
+
+
+def _plain_call(call: object, where: str, protect: Protect) -> dict[str, object]:
+    """A tool call as templates know it: `arguments` is an object, where the API has its JSON text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise BadRequest(f"{where}: each call must hold a function.", param="messages")
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            raise BadRequest(f"{where}: function.arguments must be JSON.", param="messages") from None
+    return {
+        "id": protect(str(call.get("id") or "")),
+        "type": "function",
+        "function": {"name": protect(str(function.get("name") or "")), "arguments": protect_all(arguments, protect)},
+    }

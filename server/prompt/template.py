@@ -1,0 +1,118 @@
+"""Chat templates: jinja2 in its sandbox, rendering as Hugging Face transformers does (`apply_chat_template`).
+
+Used by `server/prompt/build.py`; API process. A template comes from the model or the operator, never from a request:
+the sandbox does not stop an expression such as `'x' * 10**9`.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from model_runtime.weights.errors import CheckpointError
+from server.errors import BadRequest
+
+_MAX_MESSAGE_CHARS = 300
+_RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_PROBE = "probe"
+
+
+class RenderTooLong(Exception):
+    """A template produced more text than any prompt can hold."""
+
+
+class _Refusal(jinja2.TemplateError):
+    """`raise_exception` in a template: the messages break a rule of the model."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's text for training; here it is only a scope."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The statements inside."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class ChatTemplate:
+    """A compiled template with the model's special tokens as variables."""
+
+    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+        """Raises CheckpointError when the template has a syntax error."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(f"the chat template has an error in line {error.lineno}: {error.message}") from None
+        self._variables = dict(variables)
+        self.knows_developer = "developer" in source
+        """Whether the role `developer` means something to the template."""
+        self.takes_parts = not self._shows(_PROBE) and self._shows([{"type": "text", "text": _PROBE}])
+        """Whether a message's content must be a list of parts; else it is a string."""
+
+    def render(self, messages: list[dict[str, object]], *, add_generation_prompt: bool, max_chars: int) -> str:
+        """The prompt's text. Raises BadRequest when the template refuses the messages or fails on them, RenderTooLong
+        above `max_chars` characters."""
+        try:
+            return self._render(messages, add_generation_prompt, max_chars)
+        except _Refusal as error:
+            raise BadRequest(str(error.message)[:_MAX_MESSAGE_CHARS], param="messages") from None
+        except _RENDER_ERRORS as error:
+            reason = f"{type(error).__name__}: {error}"[:_MAX_MESSAGE_CHARS]
+            raise BadRequest(
+                f"The model's chat template fails on these messages ({reason}).", param="messages"
+            ) from None
+
+    def _render(self, messages: list[dict[str, object]], add_generation_prompt: bool, max_chars: int) -> str:
+        context = self._variables | {
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        pieces, chars = [], 0
+        for piece in self._template.generate(context):
+            chars += len(piece)
+            if chars > max_chars:
+                raise RenderTooLong
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def _shows(self, content: object) -> bool:
+        """Whether the content of a user's message appears in the prompt."""
+        try:
+            return _PROBE in self._render([{"role": "user", "content": content}], True, 1_000_000)
+        except (*_RENDER_ERRORS, RenderTooLong):
+            return False
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own filter escapes HTML; chat templates expect plain JSON."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _Refusal(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
