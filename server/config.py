@@ -87,7 +87,9 @@ def _read_yaml(path: str | None) -> dict[str, object]:
         document = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise OptionError(f"cannot read the configuration file {path}: {error}") from None
-    return {} if document is None else document
+    if not isinstance(document, dict | None):
+        raise OptionError(f"{path} must be a mapping of option names to values")
+    return document or {}
 
 
 def _check_variables(environment: Mapping[str, str], known: set[str]) -> None:

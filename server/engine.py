@@ -104,7 +104,7 @@ class EngineLoop:
             busy=self._scheduler.has_work(),
             running=stats.running,
             waiting=stats.waiting,
-            free_blocks=stats.free_blocks,
+            free_blocks=stats.free_blocks + stats.cached_blocks,
             cached_blocks=stats.cached_blocks,
             total_blocks=stats.total_blocks,
             preemptions=stats.preemptions,

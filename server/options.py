@@ -107,11 +107,12 @@ def options_of(sections: Sequence[type]) -> list[Option]:
 
 
 def collect(
-    options: Sequence[Option], arguments: Mapping[str, object], environment: Mapping[str, str], document: object
+    options: Sequence[Option],
+    arguments: Mapping[str, object],
+    environment: Mapping[str, str],
+    document: Mapping[str, object],
 ) -> dict[type, dict[str, Any]]:
     """Values by section, from the three sources in order. Raises OptionError naming the source and key."""
-    if not isinstance(document, dict):
-        raise OptionError("the configuration file must be a mapping of option names to values")
     by_name = {option.name: option for option in options}
     values: dict[type, dict[str, Any]] = {option.section: {} for option in options}
     for key, value in document.items():

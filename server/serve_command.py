@@ -59,12 +59,17 @@ class StartDisplay:
         self._console.print(
             f"[bold]{self._model_name}[/bold] is ready on [bold]{self._url}[/bold] after {seconds:.1f} s\n"
             f"  {info.description}\n"
-            f"  context {info.max_model_len} tokens, KV cache {kv_tokens} tokens ({info.kv_bytes / 2**30:.1f} GiB), "
-            f"weights {info.weight_bytes / 2**30:.2f} GiB\n\nTry it:\n",
+            f"  context {info.max_model_len} tokens, KV cache {kv_tokens} tokens ({gib(info.kv_bytes)}), "
+            f"weights {gib(info.weight_bytes)}\n\nTry it:\n",
             highlight=False,
             soft_wrap=True,
         )
         print(curl_line(self._url, self._model_name, self._needs_key) + "\n", flush=True)
+
+
+def gib(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / 2**30:.2f} GiB"
 
 
 def curl_line(url: str, model: str, needs_key: bool) -> str:

@@ -92,7 +92,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     running: int
     waiting: int
     free_blocks: int
+    """Blocks that no sequence uses, cached ones included: what a new request could take."""
     cached_blocks: int
+    """Those of the free blocks that hold a reusable prompt beginning."""
     total_blocks: int
     preemptions: int
     prefix_queries: int

@@ -1,0 +1,139 @@
+"""`firstlight doctor`: what this machine has, what is missing, and what to do about it. A process of its own."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from server.embedded import EmbeddedModelMissing, embedded_path
+from server.serve_command import gib
+
+MIN_FREE_BYTES = 2 * 2**30
+LIBRARIES = ("torch", "fastapi", "uvicorn", "tokenizers", "safetensors", "msgspec", "pyzmq", "numpy")
+MARKS = {"ok": "[green]ok[/green]", "warning": "[yellow]warning[/yellow]", "failed": "[red]failed[/red]"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the report. `state` is ok, warning (works, but slower or less) or failed (cannot serve)."""
+
+    subject: str
+    state: str
+    detail: str
+    advice: str = ""
+
+
+def _check_python() -> Finding:
+    return Finding(subject="Python", state="ok", detail=f"{platform.python_version()} on {platform.platform()}")
+
+
+def _check_libraries() -> Finding:
+    found, missing = [], []
+    for name in LIBRARIES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        detail = "missing: " + ", ".join(missing)
+        return Finding(subject="libraries", state="failed", detail=detail, advice="run make install")
+    return Finding(subject="libraries", state="ok", detail=", ".join(found))
+
+
+def _check_gguf_extra() -> Finding:
+    try:
+        version = importlib.metadata.version("gguf")
+    except importlib.metadata.PackageNotFoundError:
+        advice = "pip install 'firstlight[gguf]' to serve K-quants"
+        return Finding(subject="gguf extra", state="warning", detail="not installed", advice=advice)
+    return Finding(subject="gguf extra", state="ok", detail=f"gguf {version}")
+
+
+def _check_processor() -> Finding:
+    from model_runtime.host import usable_cores
+
+    cores = usable_cores()
+    advice = "" if cores > 1 else "gateway and engine share one core: expect slower answers"
+    detail = f"{platform.machine()}, {cores} of {os.cpu_count()} cores usable"
+    return Finding(subject="processor", state="ok" if cores > 1 else "warning", detail=detail, advice=advice)
+
+
+def _check_memory() -> Finding:
+    from model_runtime.host import available_memory
+
+    free = available_memory()
+    detail = f"{gib(free)} free of {gib(psutil.virtual_memory().total)}"
+    if free < MIN_FREE_BYTES:
+        return Finding(subject="memory", state="warning", detail=detail, advice="set --memory-budget, or free some")
+    return Finding(subject="memory", state="ok", detail=detail)
+
+
+def _check_devices() -> Finding:
+    import torch
+
+    cuda = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    detail = (
+        f"cpu{''.join(', ' + name for name in cuda)} (torch {torch.__version__}, {torch.get_num_threads()} threads)"
+    )
+    advice = "this version serves on the CPU only" if cuda else ""
+    return Finding(subject="devices", state="ok", detail=detail, advice=advice)
+
+
+def _check_kernels() -> Finding:
+    import torch  # noqa: F401  its OpenMP library must be loaded first
+
+    from model_runtime.kernels.build import BuildError, build, describe
+
+    try:
+        path = build()
+        info = describe()
+    except BuildError as error:
+        return Finding(subject="CPU kernels", state="warning", detail=str(error), advice="plain torch is used: slower")
+    return Finding(subject="CPU kernels", state="ok", detail=f"{info.compiler_version}; {path}")
+
+
+def _check_embedded() -> Finding:
+    try:
+        path = embedded_path()
+    except EmbeddedModelMissing as error:
+        return Finding(subject="embedded model", state="warning", detail="not fetched", advice=str(error))
+    return Finding(subject="embedded model", state="ok", detail=f"{path} ({path.stat().st_size / 2**20:.0f} MiB)")
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    _check_python,
+    _check_libraries,
+    _check_gguf_extra,
+    _check_processor,
+    _check_memory,
+    _check_devices,
+    _check_kernels,
+    _check_embedded,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check everything and report; 1 when something would keep the server from running."""
+    findings = [check() for check in CHECKS]
+    if arguments.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        table = Table("subject", "state", box=None, pad_edge=False, header_style="bold")
+        table.add_column("found", overflow="fold")
+        for finding in findings:
+            advice = f"\n→ {finding.advice}" if finding.advice else ""
+            table.add_row(finding.subject, MARKS[finding.state], finding.detail + advice)
+        Console().print(table, highlight=False)
+    return int(any(finding.state == "failed" for finding in findings))

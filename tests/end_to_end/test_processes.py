@@ -1,0 +1,171 @@
+"""Processes that die, hang or are told to stop: what clients see, and what is left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.end_to_end.conftest import Server, run_server, sse_events
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+
+LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server that the test may kill."""
+    with run_server("--stall-timeout", "2", "--max-model-len", "4096") as running:
+        yield running
+
+
+def _sockets_left() -> set[str]:
+    return {path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).glob("firstlight-*")}
+
+
+def _wait_gone(processes: list[psutil.Process], seconds: float) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    assert alive == []
+
+
+def _read_stream(server: Server, events: list[dict[str, object]], started: threading.Event) -> None:
+    body = {"model": server.model, **LONG}
+    with server.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
+        for event in sse_events(response.iter_lines()):
+            events.append(event)
+            started.set()
+
+
+def test_sigkill_of_the_engine_ends_streams_and_the_engine_comes_back(own_server: Server) -> None:
+    events: list[dict[str, object]] = []
+    started = threading.Event()
+    reader = threading.Thread(target=_read_stream, args=(own_server, events, started))
+    reader.start()
+    assert started.wait(30)
+    first_engine = own_server.children()["engine"]
+    first_engine.kill()
+    reader.join(10)
+    assert not reader.is_alive()
+    assert set(events[-2]) == {"error"}
+    assert events[-1] == {"done": True}
+    assert sum("error" in event for event in events) == 1
+    assert not own_server.is_ready()
+    refused = httpx.post(own_server.url + "/v1/completions", json={"model": own_server.model, **LONG}, timeout=10)
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    own_server.wait_for(own_server.is_ready, 30, "readiness")
+    assert own_server.children()["engine"].pid != first_engine.pid
+    answer = httpx.post(
+        own_server.url + "/v1/completions",
+        json={"model": own_server.model, "prompt": "The capital of France is", "max_tokens": 3, "temperature": 0},
+        timeout=30,
+    )
+    assert "Paris" in answer.json()["choices"][0]["text"]
+
+
+def test_sigkill_of_the_api_process_leaves_nothing(own_server: Server) -> None:
+    children = own_server.children()
+    everybody = [psutil.Process(own_server.process.pid), *children.values()]
+    left_before = _sockets_left()
+    children["api"].kill()
+    assert own_server.process.wait(5) != 0
+    _wait_gone(everybody, 5)
+    assert len(_sockets_left()) == len(left_before) - 1
+
+
+def test_sigkill_of_the_supervisor_leaves_nothing(own_server: Server) -> None:
+    children = list(own_server.children().values())
+    left_before = _sockets_left()
+    own_server.process.kill()
+    own_server.process.wait(5)
+    _wait_gone(children, 5)
+    assert len(_sockets_left()) == len(left_before) - 1
+
+
+def test_sigterm_drains(own_server: Server) -> None:
+    body = {"model": own_server.model, "prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with own_server.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
+        events = sse_events(response.iter_lines())
+        next(events)
+        own_server.process.send_signal(signal.SIGTERM)
+        own_server.wait_for(lambda: not own_server.is_ready(), 2, "unreadiness")
+        refused = httpx.post(own_server.url + "/v1/completions", json=body, timeout=10)
+        assert refused.status_code == 503
+        rest = list(events)
+    assert rest[-1] == {"done": True}
+    finishes = [choice["finish_reason"] for event in rest[:-1] for choice in event["choices"]]  # type: ignore[attr-defined]
+    assert finishes[-1] == "length"
+    assert own_server.process.wait(10) == 0
+
+
+def test_second_sigterm_hastens(own_server: Server) -> None:
+    events: list[dict[str, object]] = []
+    started = threading.Event()
+    reader = threading.Thread(target=_read_quietly, args=(own_server, events, started))
+    reader.start()
+    assert started.wait(30)
+    own_server.process.send_signal(signal.SIGTERM)
+    own_server.wait_for(lambda: not own_server.is_ready(), 2, "unreadiness")
+    begin = time.monotonic()
+    own_server.process.send_signal(signal.SIGTERM)
+    own_server.process.wait(10)
+    assert time.monotonic() - begin < 6
+    reader.join(10)
+    assert not reader.is_alive()
+
+
+def _read_quietly(server: Server, events: list[dict[str, object]], started: threading.Event) -> None:
+    try:
+        _read_stream(server, events, started)
+    except httpx.HTTPError as error:
+        events.append({"closed": repr(error)})
+
+
+def test_stopped_engine_is_not_ready(own_server: Server) -> None:
+    engine = own_server.children()["engine"]
+    engine.suspend()
+    try:
+        own_server.wait_for(lambda: not own_server.is_ready(), 5, "unreadiness")
+        assert httpx.get(own_server.url + "/health/live", timeout=5).status_code == 200
+    finally:
+        engine.resume()
+    own_server.wait_for(own_server.is_ready, 5, "readiness")
+
+
+def test_port_in_use_is_said_plainly() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "server.cli", "serve", "--port", port]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/nowhere/at/all"], "neither a folder"),
+        (["--max-num-seqs", "0"], "max_num_seqs must be positive"),
+        (["--max-num-seqs", "many"], "--max-num-seqs"),
+        (["--memory-budget", "1MiB"], "memory_budget"),
+        (["--max-model-len", "99999"], "max_model_len"),
+    ],
+)
+def test_bad_configuration_is_said_plainly(arguments: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,77 @@
+"""Options come from the command line, the environment and a file, in that order, and nothing unknown passes."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from server.config import ServeConfig, add_arguments, from_json, resolve, to_json
+from server.options import OptionError, parse_bytes
+
+
+def _resolve(arguments: list[str], environment: dict[str, str] | None = None) -> ServeConfig:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return resolve(parser.parse_args(arguments), environment or {})
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("max-num-seqs: 3\nport: 1111\nblock_size: 8\nmodel: somewhere\n")
+    environment = {"FIRSTLIGHT_PORT": "2222", "FIRSTLIGHT_BLOCK_SIZE": "32", "FIRSTLIGHT_CONFIG": str(file)}
+    config = _resolve(["--block-size", "64"], environment)
+    assert (config.scheduler.max_num_seqs, config.process.port, config.scheduler.block_size) == (3, 2222, 64)
+    assert config.model == "somewhere"
+
+
+def test_kinds_of_values() -> None:
+    config = _resolve(
+        ["m", "--api-key", "a,b", "--api-key", "c", "--memory-budget", "1.5GiB", "--no-enable-prefix-caching"]
+    )
+    assert config.gateway.api_key == ("a", "b", "c")
+    assert config.runtime.memory_budget == 3 * 2**29
+    assert config.scheduler.enable_prefix_caching is False
+    assert _resolve([], {"FIRSTLIGHT_ENABLE_PREFIX_CACHING": "off"}).scheduler.enable_prefix_caching is False
+
+
+def test_survives_the_way_to_a_child() -> None:
+    config = _resolve(["x", "--api-key", "k", "--prefill-share", "0.5"])
+    assert from_json(to_json(config)) == config
+
+
+@pytest.mark.parametrize(("text", "size"), [("0", 0), ("512", 512), ("2k", 2000), ("1KiB", 1024), ("3 GB", 3 * 10**9)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "names"),
+    [
+        (["--port", "x"], {}, "--port"),
+        (["--port", "70000"], {}, "port"),
+        ([], {"FIRSTLIGHT_PROT": "1"}, "FIRSTLIGHT_PROT"),
+        ([], {"FIRSTLIGHT_KERNELS": "magic"}, "FIRSTLIGHT_KERNELS"),
+        (["--memory-budget", "lots"], {}, "--memory-budget"),
+        (["--config", "/nowhere.yaml"], {}, "/nowhere.yaml"),
+    ],
+)
+def test_errors_name_their_source(arguments: list[str], environment: dict[str, str], names: str) -> None:
+    with pytest.raises(OptionError, match=names):
+        _resolve(arguments, environment)
+
+
+@pytest.mark.parametrize("text", ["prot: 1", "- a\n- b", "port: [1, 2]", "port: {a: 1}", "port:", "a: b: c", "\x00"])
+def test_bad_files_are_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    with pytest.raises(OptionError):
+        _resolve(["--config", str(file)])
+
+
+def test_help_tells_every_option_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser(prog="firstlight serve")
+    add_arguments(parser)
+    parser.print_help()
+    text = capsys.readouterr().out
+    assert "--max-num-seqs" in text
+    assert "(default: 64)" in text
