@@ -67,6 +67,11 @@ class ChoiceText:
         self.completion_tokens = 0
         self.cached_tokens = 0
 
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Token ids of the prompt."""
+        return self._prompt.request.prompt_ids.tolist()
+
     def push(self, event: Event, prompt_logprobs: list[Logprob]) -> Delta | None:
         """What the event adds; None while nothing of it may be shown. `prompt_logprobs` are used by the first event."""
         if not event.token_ids and event.finish_reason is None:
@@ -106,7 +111,7 @@ class ChoiceText:
         for position, token_id in enumerate(event.token_ids):
             self.completion_tokens += 1
             self._unsent_ids.append(token_id)
-            if self._is_hidden(token_id, ends_choice=position == last and event.finish_reason == "stop"):
+            if self._tokenizer.is_special(token_id) or (position == last and self._is_hidden_end(event)):
                 continue
             pieces.append(self._stream.push([token_id]))
             if self._want_tokens:
@@ -115,11 +120,11 @@ class ChoiceText:
                 break
         return "".join(pieces)
 
-    def _is_hidden(self, token_id: int, *, ends_choice: bool) -> bool:
-        """Special tokens are no text, nor is the token that ended the choice unless the client wants it."""
-        if self._tokenizer.is_special(token_id):
-            return True
-        return ends_choice and not self._prompt.request.include_stop
+    def _is_hidden_end(self, event: Event) -> bool:
+        """The token that ended the choice is no text, unless it is a stop token and the client wants to see it."""
+        if event.finish_reason != "stop":
+            return False
+        return event.stop_token_id is None or not self._prompt.request.include_stop
 
     def _text_token(self, token_id: int, logprob: Logprob) -> TextToken:
         return TextToken(

@@ -4,7 +4,8 @@ Step 9 of a request's path. Made by `server/api/submit.py`, read by the renderer
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from server.choice import ChoiceText, Delta, Prompt
@@ -56,17 +57,22 @@ class Generation:
             index += n
 
     @property
-    def prompts(self) -> list[Prompt]:
-        """In the order of the request; choice i belongs to prompt i // n."""
-        return [state.prompt for state in self._states]
+    def num_choices(self) -> int:
+        """Of all prompts together."""
+        return len(self._choices())
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    def prompt_ids(self, index: int) -> list[int]:
+        """Token ids of the prompt that choice `index` continues."""
+        return self._choices()[index].prompt_ids
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Until every choice has ended. Raises ApiError when the engine refuses, fails or runs out of time."""
         try:
-            async for position, choice, event in _merged([state.stream for state in self._states]):
-                delta = self._push(self._states[position], choice, event)
-                if delta is not None:
-                    yield delta
+            async with aclosing(_merged([state.stream for state in self._states])) as events:
+                async for position, choice, event in events:
+                    delta = self._push(self._states[position], choice, event)
+                    if delta is not None:
+                        yield delta
             if not all(choice.ended for choice in self._choices()):
                 raise InternalError("The engine ended a stream without a reason.")
         except ApiError as error:
@@ -130,7 +136,7 @@ async def _next(position: int, events: AsyncIterator[tuple[int, Event]]) -> tupl
     return position, await anext(events, None)
 
 
-async def _merged(streams: list[RequestStream]) -> AsyncIterator[tuple[int, int, Event]]:
+async def _merged(streams: list[RequestStream]) -> AsyncGenerator[tuple[int, int, Event], None]:
     """(position of the stream, choice, event) of all streams as they arrive, without a buffer of its own."""
     if len(streams) == 1:
         async for choice, event in streams[0].events():

@@ -82,12 +82,12 @@ class ChatBody(GenerationBody):
 
     @property
     def logprob_count(self) -> int:
-        """-1 none, else alternatives beside the chosen token."""
+        """-1 none, else how many alternatives are reported beside the chosen token."""
         return (self.top_logprobs or 0) if self.logprobs else -1
 
-    def check_together(self) -> None:
+    def check_together(self, max_sequences: int) -> None:
         """Rules over several fields. Raises BadRequest."""
-        super().check_together()
+        super().check_together(max_sequences)
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
         if self.token_limit == 0:

@@ -88,7 +88,7 @@ class GenerationBody(BaseModel):
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens that the client wants."""
+        """The most tokens that the client wants, None for as many as there is room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -96,13 +96,29 @@ class GenerationBody(BaseModel):
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def check_together(self) -> None:
+    @property
+    def logprob_count(self) -> int:
+        """-1 none, else how many alternatives are reported beside the chosen token."""
+        raise NotImplementedError
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts in this request."""
+        return 1
+
+    def check_together(self, max_sequences: int) -> None:
         """Rules over several fields. Raises BadRequest."""
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
-        if self.min_tokens is not None and self.token_limit is not None and self.min_tokens > self.token_limit:
+        limit = self.token_limit
+        if self.min_tokens is not None and limit is not None and self.min_tokens > limit:
             raise BadRequest(
-                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.token_limit}).", param="min_tokens"
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({limit}).", param="min_tokens"
+            )
+        if self.num_prompts * (self.n or 1) > max_sequences:
+            raise BadRequest(
+                f"The number of prompts times n must not exceed {max_sequences}.",
+                param="prompt" if self.num_prompts > max_sequences else "n",
             )
 
 

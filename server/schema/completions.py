@@ -15,17 +15,23 @@ Prompt = str | list[str] | list[int] | list[list[int]]
 
 
 def is_id_list(value: object) -> bool:
-    """A list of integers; booleans are none."""
-    return isinstance(value, list) and all(type(item) is int for item in value)
+    """A list of integers, not empty; booleans are none."""
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _check_prompt(value: Any) -> Any:
-    """The value itself. Raises ValueError unless it is a `Prompt`, all items of one kind."""
+    """The value itself. Raises ValueError unless it is a `Prompt`, all items of one kind and none empty."""
+    if value in ("", []):
+        raise ValueError("must not be empty")
     if isinstance(value, str) or is_id_list(value):
         return value
-    if isinstance(value, list) and (all(isinstance(item, str) for item in value) or all(map(is_id_list, value))):
+    if isinstance(value, list) and (all(_is_text(item) for item in value) or all(map(is_id_list, value))):
         return value
-    raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
+    raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists, none empty")
 
 
 AnyPrompt = Annotated[
@@ -52,6 +58,17 @@ class CompletionBody(GenerationBody):
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
     @property
+    def token_limit(self) -> int:
+        """The most tokens that the client wants."""
+        limit = super().token_limit
+        return DEFAULT_MAX_TOKENS if limit is None else limit
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts in this request."""
+        return 1 if isinstance(self.prompt, str) or is_id_list(self.prompt) else len(self.prompt)
+
+    @property
     def logprob_count(self) -> int:
-        """-1 none, else alternatives beside the chosen token."""
+        """-1 none, else how many alternatives are reported beside the chosen token."""
         return -1 if self.logprobs is None else self.logprobs

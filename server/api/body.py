@@ -1,0 +1,160 @@
+"""Request bodies: read under limits, parsed and checked without blocking the event loop. API process; used by routes.
+
+A parser holds the interpreter lock, in whatever thread it runs. So a large body is first measured field by field, which
+takes some milliseconds and builds nothing; only what could fit is then parsed, in a thread.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+
+from server.api.gateway import Gateway, record_of
+from server.errors import BadRequest, BodyTooLarge, ClientGone, DeadlineExceeded, UnsupportedMediaType, context_overflow
+from server.schema.common import validate
+from server.schema.unknown import check_unknown
+
+LARGE_BODY = 256 * 1024
+"""Bytes above which a body is measured before it is parsed, in a thread."""
+MAX_FIELD_BYTES = 1024 * 1024
+"""Of a field other than prompt, messages and tokens in a large body."""
+MAX_ESCAPE = 6
+"""JSON spells a byte of text with at most this many (`\\u0041`)."""
+_JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NOT_JSON = "The body is not valid JSON"
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a prompt could need at most."""
+
+    max_model_len: int
+    max_token_bytes: int
+    max_prompts: int
+
+
+async def read_body(request: Request, gateway: Gateway, schema: type[Body]) -> tuple[Body, list[str]]:
+    """(checked body, names of ignored parameters). Raises ApiError: 400, 408, 413, 415, 499."""
+    if not _JSON_TYPE.fullmatch(request.headers.get("content-type", "")):
+        raise UnsupportedMediaType("The content type must be application/json.")
+    raw = await _read(request, gateway.config.max_body_bytes, gateway.config.body_timeout)
+    limits = Limits(
+        max_model_len=gateway.engine.info.max_model_len,
+        max_token_bytes=gateway.tokenizer.max_token_bytes,
+        max_prompts=gateway.config.max_sequences_per_request,
+    )
+    strict = gateway.config.strict_params
+    if len(raw) > LARGE_BODY:
+        return await asyncio.to_thread(_checked, raw, schema, strict, limits)
+    return _checked(raw, schema, strict, None)
+
+
+def _checked(raw: bytes, schema: type[Body], strict: bool, limits: Limits | None) -> tuple[Body, list[str]]:
+    if limits is not None:
+        check_size(raw, limits)
+    body = validate(schema, parse(raw))
+    return body, check_unknown(body.model_extra or {}, strict=strict)
+
+
+async def _read(request: Request, limit: int, timeout: float) -> bytes:
+    declared = request.headers.get("content-length", "")
+    too_large = BodyTooLarge(f"The body exceeds the limit of {limit} bytes.")
+    if declared.isdecimal() and int(declared) > limit:
+        raise too_large
+    chunks = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise too_large
+                chunks.append(chunk)
+    except ClientDisconnect:
+        record_of(request).client_gone = True
+        raise ClientGone("The client closed the connection.") from None
+    except TimeoutError:
+        raise DeadlineExceeded(f"The body did not arrive within {timeout:g} s.") from None
+    return b"".join(chunks)
+
+
+def check_size(raw: bytes, limits: Limits) -> None:
+    """Refuse what cannot fit, from the lengths of the fields. Raises BadRequest."""
+    try:
+        fields = _FIELDS.decode(raw)
+    except msgspec.ValidationError:
+        raise BadRequest("The body must be a JSON object.") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"{_NOT_JSON}: {error}") from None
+    if len(raw) - sum(map(len, fields.values())) > LARGE_BODY:
+        raise BadRequest("The body repeats fields or is mostly empty space.")
+    for name, value in fields.items():
+        if name in ("prompt", "messages", "tokens"):
+            _check_prompt_size(name, bytes(value), limits)
+        elif len(value) > MAX_FIELD_BYTES:
+            raise BadRequest(f"{name[:64]} exceeds the limit of {MAX_FIELD_BYTES} bytes.", param=name[:64])
+
+
+def _check_prompt_size(name: str, value: bytes, limits: Limits) -> None:
+    prompts = limits.max_prompts if name == "prompt" and value.startswith(b"[") else 1
+    if b'"' in value:
+        text_bytes = len(value) // (MAX_ESCAPE if b"\\" in value else 1)
+        least_tokens = text_bytes // limits.max_token_bytes
+        strings = (value.count(b'"') - value.count(b'\\"')) // 2
+        if name == "prompt" and strings > prompts:
+            raise BadRequest(f"At least {strings} prompts were given; {prompts} is the limit.", param=name)
+    else:
+        least_tokens = value.count(b",") + 1
+        prompts = prompts if b"[" in value[1:] else 1
+    if least_tokens > prompts * limits.max_model_len:
+        raise context_overflow(least_tokens, limits.max_model_len, param=name)
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    """A JSON object, strictly: UTF-8, no NaN, no repeated keys, no lone surrogates. Raises BadRequest."""
+    try:
+        document = json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        raise BadRequest(f"{_NOT_JSON}: it is not UTF-8.") from None
+    except RecursionError:
+        raise BadRequest(f"{_NOT_JSON}: it is nested too deeply.") from None
+    except ValueError as error:
+        raise BadRequest(f"{_NOT_JSON}: {error}") from None
+    if not isinstance(document, dict):
+        raise BadRequest("The body must be a JSON object.")
+    if _SURROGATE.search(raw):
+        _refuse_lone_surrogates(document)
+    return document
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    pairs = list(pairs)
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object repeats a key")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
+    for name, value in document.items():
+        try:
+            name.encode()
+            json.dumps(value, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError):
+            printable = name.encode("ascii", "replace").decode()[:64]
+            raise BadRequest(f"{printable} holds text that is not valid Unicode.", param=printable) from None

@@ -1,0 +1,109 @@
+"""POST /v1/chat/completions: step 1 of a request's path, and the answer in OpenAI's chat shapes. API process."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.api.body import read_body
+from server.api.gateway import gateway_of, record_of
+from server.api.logprobs import chat_logprobs
+from server.api.openapi import describe
+from server.api.render import ChoiceResult, ChunkTemplate, Head, collect, to_json, usage_document
+from server.api.submit import Prepared, answer, start
+from server.choice import Delta
+from server.prompt.tokenizer import Tokenizer
+from server.schema.chat import ChatBody
+from server.stream import Generation
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", openapi_extra=describe(ChatBody))
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation, as one JSON document or as a stream of chunks."""
+    gateway = gateway_of(request)
+    admission = gateway.engine.admit()
+    try:
+        body, ignored = await read_body(request, gateway, ChatBody)
+        body.check_together(gateway.config.max_sequences_per_request)
+        gateway.check_model(body.model)
+        messages = [message.model_dump(exclude_none=True) for message in body.messages]
+        ids = await gateway.prompts.chat(messages, max_model_len=gateway.engine.info.max_model_len)
+        generation = start(gateway, record_of(request), body, [Prepared(ids=ids)], admission)
+    finally:
+        admission.release()
+    renderer = ChatRenderer(body, record_of(request).request_id, gateway.tokenizer)
+    return await answer(request, generation, renderer, stream=bool(body.stream), ignored=ignored)
+
+
+class ChatRenderer:
+    """Chunks and documents of one chat request."""
+
+    def __init__(self, body: ChatBody, request_id: str, tokenizer: Tokenizer) -> None:
+        self._head = Head(id=f"chatcmpl-{request_id}", created=int(time.time()), model=body.model)
+        self._body, self._tokenizer = body, tokenizer
+        self._template = ChunkTemplate("chat.completion.chunk", self._head, include_usage=body.include_usage)
+        self._begun: set[int] = set()
+
+    async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, without the final [DONE]."""
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                yield self._events(delta, generation)
+        if self._body.include_usage:
+            yield self._template.usage(generation.usage())
+
+    def _events(self, delta: Delta, generation: Generation) -> bytes:
+        """The role with a choice's first token, then text, then the finish reason: each in a chunk of its own."""
+        events = b""
+        if delta.index not in self._begun:
+            extra = self._prompt_ids(generation) if not self._begun else b""
+            self._begun.add(delta.index)
+            role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+            events += self._template.choice(delta.index, role, extra)
+        ids = b',"token_ids":' + to_json(delta.token_ids) if self._body.return_token_ids else b""
+        if delta.text or delta.tokens or (delta.token_ids and ids):
+            logprobs = to_json(chat_logprobs(delta.tokens, self._tokenizer)) if self._body.logprobs else b"null"
+            fields = b',"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b'
+            events += self._template.choice(delta.index, fields % (to_json(delta.text), logprobs, ids))
+        if delta.finish_reason is not None:
+            fields = b',"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b'
+            reasons = (to_json(delta.finish_reason), to_json(delta.stop_reason))
+            events += self._template.choice(delta.index, fields % reasons)
+        return events
+
+    def _prompt_ids(self, generation: Generation) -> bytes:
+        if not self._body.return_token_ids:
+            return b""
+        return b',"prompt_token_ids":' + to_json(generation.prompt_ids(0))
+
+    async def document(self, generation: Generation) -> dict[str, object]:
+        """The plain JSON answer."""
+        results = await collect(generation)
+        document: dict[str, object] = {
+            "id": self._head.id,
+            "object": "chat.completion",
+            "created": self._head.created,
+            "model": self._head.model,
+            "system_fingerprint": None,
+            "choices": [self._choice(index, result) for index, result in enumerate(results)],
+            "usage": usage_document(generation.usage()),
+        }
+        if self._body.return_token_ids:
+            document["prompt_token_ids"] = generation.prompt_ids(0)
+        return document
+
+    def _choice(self, index: int, result: ChoiceResult) -> dict[str, object]:
+        choice: dict[str, object] = {
+            "index": index,
+            "message": {"role": "assistant", "content": result.text, "refusal": None},
+            "logprobs": chat_logprobs(result.tokens, self._tokenizer) if self._body.logprobs else None,
+            "finish_reason": result.finish_reason,
+            "stop_reason": result.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = result.token_ids
+        return choice

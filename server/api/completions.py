@@ -1,0 +1,114 @@
+"""POST /v1/completions: raw prompts continued, in OpenAI's completion shapes. API process."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.api.body import read_body
+from server.api.gateway import Gateway, gateway_of, record_of
+from server.api.logprobs import CompletionLogprobs
+from server.api.openapi import describe
+from server.api.render import ChoiceResult, ChunkTemplate, Head, collect, to_json, usage_document
+from server.api.submit import Prepared, answer, start
+from server.choice import Delta
+from server.prompt.tokenizer import Tokenizer
+from server.schema.completions import CompletionBody
+from server.stream import Generation
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", openapi_extra=describe(CompletionBody))
+async def completions(request: Request) -> Response:
+    """Continue one or several prompts, as one JSON document or as a stream of chunks."""
+    gateway = gateway_of(request)
+    admission = gateway.engine.admit()
+    try:
+        body, ignored = await read_body(request, gateway, CompletionBody)
+        body.check_together(gateway.config.max_sequences_per_request)
+        gateway.check_model(body.model)
+        prompts = await _prepared(gateway, body)
+        generation = start(gateway, record_of(request), body, prompts, admission)
+    finally:
+        admission.release()
+    renderer = CompletionRenderer(body, record_of(request).request_id, gateway.tokenizer)
+    return await answer(request, generation, renderer, stream=bool(body.stream), ignored=ignored)
+
+
+async def _prepared(gateway: Gateway, body: CompletionBody) -> list[Prepared]:
+    all_ids = await gateway.prompts.completions(body.prompt, max_model_len=gateway.engine.info.max_model_len)
+    if not body.echo:
+        return [Prepared(ids=ids) for ids in all_ids]
+    given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    texts = [text for text in given if isinstance(text, str)]
+    if not texts:
+        texts = [gateway.tokenizer.decode(ids, skip_special_tokens=False) for ids in all_ids]
+    return [Prepared(ids=ids, echo=text) for ids, text in zip(all_ids, texts, strict=True)]
+
+
+class CompletionRenderer:
+    """Chunks and documents of one completions request."""
+
+    def __init__(self, body: CompletionBody, request_id: str, tokenizer: Tokenizer) -> None:
+        self._head = Head(id=f"cmpl-{request_id}", created=int(time.time()), model=body.model)
+        self._body, self._tokenizer = body, tokenizer
+        self._template = ChunkTemplate("text_completion", self._head, include_usage=body.include_usage)
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+
+    async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, without the final [DONE]."""
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                yield self._events(delta, generation)
+        if self._body.include_usage:
+            yield self._template.usage(generation.usage())
+
+    def _events(self, delta: Delta, generation: Generation) -> bytes:
+        """Text, then the finish reason: each in a chunk of its own."""
+        first = delta.index not in self._logprobs
+        logprobs = self._logprobs.setdefault(delta.index, CompletionLogprobs(self._tokenizer))
+        ids = b""
+        if self._body.return_token_ids:
+            ids = b',"token_ids":' + to_json(delta.token_ids)
+            if first:
+                ids += b',"prompt_token_ids":' + to_json(generation.prompt_ids(delta.index))
+        events = b""
+        if first or delta.text or delta.tokens or (delta.token_ids and ids):
+            part = b"null" if self._body.logprobs is None else to_json(logprobs.part(delta.tokens))
+            fields = b',"text":%b,"logprobs":%b,"finish_reason":null%b'
+            events += self._template.choice(delta.index, fields % (to_json(delta.text), part, ids))
+        if delta.finish_reason is not None:
+            fields = b',"text":"","logprobs":null,"finish_reason":%b,"stop_reason":%b'
+            reasons = (to_json(delta.finish_reason), to_json(delta.stop_reason))
+            events += self._template.choice(delta.index, fields % reasons)
+        return events
+
+    async def document(self, generation: Generation) -> dict[str, object]:
+        """The plain JSON answer."""
+        results = await collect(generation)
+        return {
+            "id": self._head.id,
+            "object": "text_completion",
+            "created": self._head.created,
+            "model": self._head.model,
+            "system_fingerprint": None,
+            "choices": [self._choice(index, result, generation) for index, result in enumerate(results)],
+            "usage": usage_document(generation.usage()),
+        }
+
+    def _choice(self, index: int, result: ChoiceResult, generation: Generation) -> dict[str, object]:
+        wanted = self._body.logprobs is not None
+        choice: dict[str, object] = {
+            "index": index,
+            "text": result.text,
+            "logprobs": CompletionLogprobs(self._tokenizer).part(result.tokens) if wanted else None,
+            "finish_reason": result.finish_reason,
+            "stop_reason": result.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = result.token_ids
+            choice["prompt_token_ids"] = generation.prompt_ids(index)
+        return choice

@@ -1,0 +1,48 @@
+"""What every route needs, gathered once by `server/app.py`. API process."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from starlette.requests import Request
+
+from server.errors import NotFound
+from server.gateway_config import GatewayConfig
+from server.generation import Engine
+from server.metrics import Metrics
+from server.middleware import RequestRecord
+from server.prompt.build import PromptBuilder
+from server.prompt.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """The parts of the API process that routes talk to."""
+
+    config: GatewayConfig
+    engine: Engine
+    prompts: PromptBuilder
+    metrics: Metrics
+    model_names: tuple[str, ...]
+    """What clients may call the model; the first is its own name."""
+    created: int
+    """Unix time at which the gateway was made."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the model."""
+        return self.prompts.tokenizer
+
+    def check_model(self, name: str) -> None:
+        """Raises NotFound for a model that is not served."""
+        if name not in self.model_names:
+            raise NotFound(f"The model `{name[:100]}` does not exist.", param="model", code="model_not_found")
+
+
+def gateway_of(request: Request) -> Gateway:
+    """Of the app that serves the request."""
+    return cast(Gateway, request.app.state.gateway)
+
+
+def record_of(request: Request) -> RequestRecord:
+    """Of this request."""
+    return cast(RequestRecord, request.scope["state"]["record"])

@@ -1,0 +1,91 @@
+"""What the renderers of both APIs share: usage, whole results, and chunks cut from a template. Used by `server/api`.
+
+A chunk is a constant head with a few spliced values: building and serializing a model for each token costs many times
+more. API process.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from server.choice import TextToken
+from server.stream import Generation, Usage
+
+to_json = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The fields that all chunks of an answer, or the answer itself, begin with."""
+
+    id: str
+    created: int
+    model: str
+    """As the client called it."""
+
+
+@dataclass(slots=True)
+class ChoiceResult:
+    """One whole choice."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    tokens: list[TextToken] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class Renderer(Protocol):
+    """Turns a generation into the answer of one API."""
+
+    def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, without the final [DONE]."""
+        ...
+
+    async def document(self, generation: Generation) -> dict[str, object]:
+        """The plain JSON answer."""
+        ...
+
+
+async def collect(generation: Generation) -> list[ChoiceResult]:
+    """All choices, in the order of their index. Raises ApiError when one of them fails."""
+    results = [ChoiceResult() for _ in range(generation.num_choices)]
+    async with aclosing(generation.deltas()) as deltas:
+        async for delta in deltas:
+            result = results[delta.index]
+            result.text += delta.text
+            result.token_ids += delta.token_ids
+            result.tokens += delta.tokens
+            if delta.finish_reason is not None:
+                result.finish_reason, result.stop_reason = delta.finish_reason, delta.stop_reason
+    return results
+
+
+def usage_document(usage: Usage) -> dict[str, object]:
+    """OpenAI's `usage` object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+class ChunkTemplate:
+    """The constant parts of the chunks of one stream."""
+
+    def __init__(self, object_name: str, head: Head, *, include_usage: bool) -> None:
+        fields = {"id": head.id, "object": object_name, "created": head.created, "model": head.model}
+        self._start = b"data: " + to_json(fields)[:-1] + b',"system_fingerprint":null'
+        self._usage_field = b',"usage":null' if include_usage else b""
+
+    def choice(self, index: int, fields: bytes, extra: bytes = b"") -> bytes:
+        """The chunk of one choice. `fields` (of the choice) and `extra` (of the chunk) begin with a comma."""
+        return b'%b,"choices":[{"index":%d%b}]%b%b}\n\n' % (self._start, index, fields, extra, self._usage_field)
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last chunk of a stream whose client asked for usage."""
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._start, to_json(usage_document(usage)))

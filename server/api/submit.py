@@ -1,0 +1,111 @@
+"""From a checked body and its prompts to a running generation, and on to the answer. Used by the generation routes.
+
+API process.
+"""
+
+from array import array
+from dataclasses import dataclass, replace
+
+from fastapi import Request
+from starlette.responses import Response
+
+from scheduler.request import SamplingParams
+from server.api.disconnect import while_connected
+from server.api.gateway import Gateway, record_of
+from server.api.render import Renderer, to_json
+from server.api.sse import EventStream
+from server.choice import Prompt
+from server.generation import Admission, GenerationRequest
+from server.metrics import RequestMeter
+from server.middleware import RequestRecord
+from server.prompt.build import bad_words, logit_bias, output_budget, stop_token_ids
+from server.randomness import fresh_seed
+from server.schema.common import GenerationBody
+from server.stream import Generation
+
+UINT64_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A prompt as token ids (int32), with the text that is repeated before its outputs."""
+
+    ids: "array[int]"
+    echo: str | None = None
+
+
+def start(
+    gateway: Gateway, record: RequestRecord, body: GenerationBody, prompts: list[Prepared], admission: Admission
+) -> Generation:
+    """Hand the prompts to the engine, all or none. Raises BadRequest, Overloaded or Unavailable."""
+    record.request_id = body.request_id or record.request_id
+    sampling = _sampling(gateway, body)
+    made = [_prompt(gateway, record.request_id, body, sampling, prompt) for prompt in prompts]
+    streams = gateway.engine.submit([prompt.request for prompt in made], admission)
+    record.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
+    return Generation(made, streams, gateway.tokenizer, RequestMeter(gateway.metrics, record.started))
+
+
+def _prompt(
+    gateway: Gateway, request_id: str, body: GenerationBody, sampling: SamplingParams, prompt: Prepared
+) -> Prompt:
+    budget = output_budget(len(prompt.ids), gateway.engine.info.max_model_len, body.token_limit)
+    max_tokens = max(1, budget)
+    request = GenerationRequest(
+        request_id=request_id,
+        prompt_ids=prompt.ids,
+        sampling=replace(
+            sampling,
+            max_tokens=max_tokens,
+            min_tokens=min(sampling.min_tokens, max_tokens),
+            seed=fresh_seed() if body.seed is None else body.seed & UINT64_MASK,
+            prompt_logprobs=-1 if prompt.echo is None else sampling.logprobs,
+        ),
+        n=body.n or 1,
+        stop=tuple(body.stop or ()),
+        include_stop=bool(body.include_stop_str_in_output),
+        priority=body.priority or 0,
+        cache_salt=(body.cache_salt or "").encode(),
+    )
+    return Prompt(request=request, echo=prompt.echo, discard_output=budget == 0)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _sampling(gateway: Gateway, body: GenerationBody) -> SamplingParams:
+    """What all prompts of the request have in common. Raises BadRequest for token ids outside the vocabulary."""
+    tokenizer = gateway.tokenizer
+    return SamplingParams(
+        max_tokens=1,
+        min_tokens=body.min_tokens or 0,
+        temperature=_or(body.temperature, 1.0),
+        top_p=_or(body.top_p, 1.0),
+        top_k=max(0, body.top_k or 0),
+        min_p=_or(body.min_p, 0.0),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        eos_token_ids=() if body.ignore_eos else tuple(gateway.engine.info.eos_token_ids),
+        stop_token_ids=stop_token_ids(tokenizer, body.stop_token_ids or []),
+        logit_bias=logit_bias(tokenizer, body.logit_bias or {}),
+        bad_words=bad_words(tokenizer, body.bad_words or []),
+        logprobs=body.logprob_count,
+    )
+
+
+async def answer(
+    request: Request, generation: Generation, renderer: Renderer, *, stream: bool, ignored: list[str]
+) -> Response:
+    """The HTTP answer; cancels the generation as soon as the client is gone. Raises ApiError."""
+    record = record_of(request)
+    headers = {"x-ignored-params": ", ".join(ignored)} if ignored else {}
+    if stream:
+        return EventStream(generation, renderer.chunks, record, headers)
+    try:
+        document = await while_connected(request.receive, record, renderer.document(generation))
+    finally:
+        generation.close()
+        record.completion_tokens = generation.usage().completion_tokens
+    return Response(to_json(document), media_type="application/json", headers=headers)

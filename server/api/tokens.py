@@ -1,0 +1,68 @@
+"""POST /tokenize and /detokenize, shaped like vLLM's. API process; the engine takes no part."""
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.api.body import read_body
+from server.api.gateway import Gateway, gateway_of
+from server.api.openapi import describe
+from server.api.render import to_json
+from server.errors import context_overflow
+from server.prompt.build import check_ids
+from server.schema.tokens import DetokenizeBody, TokenizeBody
+
+router = APIRouter()
+
+
+def _or_true(value: bool | None) -> bool:
+    return value is None or value
+
+
+def _json(document: dict[str, object], ignored: list[str]) -> Response:
+    headers = {"x-ignored-params": ", ".join(ignored)} if ignored else {}
+    return Response(to_json(document), media_type="application/json", headers=headers)
+
+
+@router.post("/tokenize", openapi_extra=describe(TokenizeBody))
+async def tokenize(request: Request) -> Response:
+    """Token ids of a raw prompt or of a conversation, as generation would use them."""
+    gateway = gateway_of(request)
+    body, ignored = await read_body(request, gateway, TokenizeBody)
+    body.check_together()
+    if body.model is not None:
+        gateway.check_model(body.model)
+    ids = await _ids(gateway, body)
+    document: dict[str, object] = {
+        "count": len(ids),
+        "max_model_len": gateway.engine.info.max_model_len,
+        "tokens": ids,
+        "token_strs": [gateway.tokenizer.token_text(id) for id in ids] if body.return_token_strs else None,
+    }
+    return _json(document, ignored)
+
+
+async def _ids(gateway: Gateway, body: TokenizeBody) -> list[int]:
+    limit = gateway.engine.info.max_model_len
+    if body.messages is not None:
+        messages = [message.model_dump(exclude_none=True) for message in body.messages]
+        generation = _or_true(body.add_generation_prompt)
+        return (await gateway.prompts.chat(messages, max_model_len=limit, add_generation_prompt=generation)).tolist()
+    text = body.prompt or ""
+    if len(text) > limit * gateway.tokenizer.max_token_bytes:
+        raise context_overflow(len(text) // gateway.tokenizer.max_token_bytes, limit, param="prompt")
+    special = _or_true(body.add_special_tokens)
+    return (await gateway.tokenizer.encode_async(text, add_special_tokens=special, allow_special=True)).tolist()
+
+
+@router.post("/detokenize", openapi_extra=describe(DetokenizeBody))
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    gateway = gateway_of(request)
+    body, ignored = await read_body(request, gateway, DetokenizeBody)
+    if body.model is not None:
+        gateway.check_model(body.model)
+    check_ids(gateway.tokenizer, body.tokens, "tokens")
+    text = await asyncio.to_thread(gateway.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return _json({"prompt": text}, ignored)

@@ -1,0 +1,83 @@
+"""The gateway's application: middleware, routes, and how errors become answers. API process; never imports torch."""
+
+import time
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+
+from server.api import chat, completions, health, models, openapi, tokens
+from server.api.gateway import Gateway
+from server.auth import Authentication
+from server.errors import ApiError, InternalError, MethodNotAllowed, NotFound
+from server.gateway_config import GatewayConfig
+from server.generation import Engine
+from server.metrics import Metrics
+from server.middleware import RequestContext
+from server.prompt.build import PromptBuilder
+from server.prompt.tokenizer import Tokenizer
+
+EXPOSED_HEADERS = ("x-request-id", "x-ignored-params", "retry-after")
+
+
+def create_app(config: GatewayConfig, engine: Engine, tokenizer: Tokenizer, model_name: str) -> FastAPI:
+    """`model_name` is what the model is called unless the configuration names it. Raises CheckpointError for a faulty
+    chat template."""
+    names = config.model_names(model_name)
+    app = FastAPI(
+        title="firstlight",
+        docs_url=None,
+        redoc_url=None,
+        middleware=_middleware(config),
+        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_exception},
+    )
+    app.state.gateway = Gateway(
+        config=config,
+        engine=engine,
+        prompts=PromptBuilder(tokenizer),
+        metrics=Metrics(engine, names[0]),
+        model_names=names,
+        created=int(time.time()),
+    )
+    for module in (chat, completions, models, tokens, health):
+        app.include_router(module.router)
+    openapi.install(app)
+    return app
+
+
+def _middleware(config: GatewayConfig) -> list[Middleware]:
+    """Outermost first. Preflight requests carry no key, so CORS comes before authentication."""
+    layers = [Middleware(RequestContext, access_log=config.access_log)]
+    if config.cors_allow_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.cors_allow_origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                expose_headers=EXPOSED_HEADERS,
+            )
+        )
+    return [*layers, Middleware(Authentication, keys=config.api_key)]
+
+
+def _answer(error: ApiError) -> Response:
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    return _answer(error if isinstance(error, ApiError) else InternalError("The server had an error."))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What the router itself refuses: unknown paths and methods."""
+    if not isinstance(error, HTTPException) or error.status_code not in (404, 405):
+        raise error
+    if error.status_code == MethodNotAllowed.status:
+        answer = _answer(MethodNotAllowed(f"The method {request.method[:20]} is not allowed here."))
+    else:
+        answer = _answer(NotFound("Unknown path."))
+    answer.headers.update(error.headers or {})
+    return answer
