@@ -78,4 +78,4 @@ def size_pool(
 
 
 def _mb(number: int) -> str:
-    return f"{number / 2**20:.1f} MiB"
+    return f"{number / 2**20:.4g} MiB"

@@ -1,0 +1,78 @@
+"""Runs requests through the real scheduler and runner to completion, as the engine does, without processes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from model_runtime.checkpoint import LoadedModel
+from model_runtime.kv_store import allocate
+from model_runtime.runner import Runner
+from scheduler.config import SchedulerConfig
+from scheduler.request import FinishReason, Request, TokenLogprob
+from scheduler.scheduler import Scheduler
+
+MAX_STEPS = 20_000
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """Everything that a client could see of one sequence, and nothing of how it was computed."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class Session:
+    """A scheduler and a runner over one KV pool, which starts full of NaN: what is read unwritten is seen."""
+
+    def __init__(self, model: LoadedModel, config: SchedulerConfig, num_blocks: int) -> None:
+        architecture, device = model.config, torch.device("cpu")
+        kv = allocate(
+            num_layers=architecture.num_layers,
+            num_blocks=num_blocks,
+            num_kv_heads=architecture.num_kv_heads,
+            head_dim=architecture.head_dim,
+            block_size=config.block_size,
+            dtype=torch.float32,
+            device=device,
+        )
+        for layer in kv:
+            layer.key_NHDB.fill_(float("nan"))
+            layer.value_NHBD.fill_(float("nan"))
+        self.runner = Runner(model.decoder, kv, config.block_size, device)
+        self.scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=architecture.max_position)
+        self.largest_chunk = 0
+        """Most tokens that a sequence was given in a step."""
+        self.most_sequences = 0
+
+    def run(self, requests: Iterable[Request]) -> dict[int, Outcome]:
+        """Add all, step until done, and check that nothing was left behind."""
+        outcomes: dict[int, Outcome] = {}
+        for request in requests:
+            self.scheduler.add(request, 0.0)
+            outcomes[request.seq_id] = Outcome()
+        for _ in range(MAX_STEPS):
+            if not self.scheduler.has_work():
+                break
+            self._step(outcomes)
+        self.scheduler.check_invariants()
+        stats = self.scheduler.stats()
+        assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
+        assert all(outcome.finish_reason is not None for outcome in outcomes.values())
+        return outcomes
+
+    def _step(self, outcomes: dict[int, Outcome]) -> None:
+        plan = self.scheduler.plan(0.0)
+        assert plan is not None, "sequences wait and none can run"
+        self.largest_chunk = max(self.largest_chunk, *plan.query_lens)
+        self.most_sequences = max(self.most_sequences, len(plan.query_lens))
+        self.scheduler.commit(self.runner.run(plan), 0.0)
+        for event in self.scheduler.take_events():
+            outcome = outcomes[event.seq_id]
+            outcome.token_ids += event.token_ids
+            outcome.logprobs += event.logprobs
+            outcome.prompt_logprobs += event.prompt_logprobs
+            outcome.finish_reason = event.finish_reason

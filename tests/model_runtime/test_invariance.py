@@ -1,0 +1,178 @@
+"""A sequence's tokens do not depend on what else the engine does: neighbours, chunks, cache hits, preemption.
+
+Bit for bit, with the compiled kernels, log-probabilities included. Each test compares with every request run alone.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_runtime.checkpoint import LoadedModel, load_model
+from model_runtime.ops import load_ops
+from scheduler.config import SchedulerConfig
+from scheduler.plan import ints
+from scheduler.request import Request, SamplingParams
+from server.embedded import embedded_path
+from tests.checkpoints import make_checkpoint
+from tests.model_runtime.driver import Outcome, Session
+
+NUM_PROMPTS = 50
+BULLY = 10_000
+"""seq_id of the sequence that takes other sequences' blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model, 2 x 50 requests (each prompt greedy and sampled), and what each gives alone."""
+
+    model: LoadedModel
+    requests: list[Request]
+    alone: dict[int, Outcome]
+    neighbours: list[Request]
+
+
+def load(path: Path) -> LoadedModel:
+    device = torch.device("cpu")
+    return load_model(path, load_ops(device, "auto"), device, lambda fraction: None)
+
+
+def sampled(index: int, max_tokens: int) -> SamplingParams:
+    """Some sampling that differs from prompt to prompt."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=(0.7, 1.0, 1.3)[index % 3],
+        top_p=(1.0, 0.9)[index % 2],
+        top_k=(0, 0, 50, 5)[index % 4],
+        min_p=(0.0, 0.0, 0.05)[index % 3],
+        seed=index * 7919 + 1,
+        presence_penalty=(0.0, 0.5)[index // 2 % 2],
+        frequency_penalty=(0.0, 0.25)[index // 3 % 2],
+        repetition_penalty=(1.0, 1.2)[index // 4 % 2],
+        logit_bias=((7, 1.5), (9, -3.0)) if index % 5 == 0 else (),
+        logprobs=2,
+    )
+
+
+def make_requests(prompts: list[list[int]], max_tokens: int) -> list[Request]:
+    requests = []
+    for index, prompt in enumerate(prompts):
+        greedy = SamplingParams(
+            max_tokens=max_tokens, temperature=0.0, logprobs=2, prompt_logprobs=1 if index % 10 == 0 else -1
+        )
+        for seq_id, sampling in ((2 * index, greedy), (2 * index + 1, sampled(index, max_tokens))):
+            requests.append(Request(seq_id=seq_id, prompt_ids=ints(prompt), sampling=sampling))
+    return requests
+
+
+def make_case(model: LoadedModel, lengths: Callable[[random.Random], int], max_tokens: int) -> Case:
+    generator = random.Random(model.config.family)
+
+    def prompt() -> list[int]:
+        return [generator.randrange(3, model.config.vocab_size) for _ in range(lengths(generator))]
+
+    requests = make_requests([prompt() for _ in range(NUM_PROMPTS)], max_tokens)
+    neighbours = [
+        Request(seq_id=5000 + index, prompt_ids=ints(prompt()), sampling=sampled(index, generator.randrange(1, 20)))
+        for index in range(32)
+    ]
+    session = Session(
+        model, SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=4096, enable_prefix_caching=False), 16
+    )
+    alone: dict[int, Outcome] = {}
+    for request in requests:
+        alone |= session.run([request])
+    assert session.most_sequences == 1
+    assert [len(outcome.token_ids) for outcome in alone.values()] == [max_tokens] * len(requests)
+    return Case(model=model, requests=requests, alone=alone, neighbours=neighbours)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    made: dict[str, Case] = {}
+
+    def make(name: str) -> Case:
+        if name == "smollm2":
+            return make_case(load(embedded_path()), lambda generator: generator.choice([2, 5, 9, 9, 14, 70]), 8)
+        overrides: dict[str, dict[str, object]] = {"llama": {}, "mistral": {"sliding_window": 8}}
+        folder = tmp_path_factory.mktemp(name)
+        make_checkpoint(folder, name, overrides[name])
+        return make_case(load(folder), lambda generator: generator.randrange(1, 100), 12)
+
+    def get(name: str) -> Case:
+        if name not in made:
+            made[name] = make(name)
+        return made[name]
+
+    return get
+
+
+MODELS = ("llama", "mistral", pytest.param("smollm2", marks=pytest.mark.model))
+
+
+def assert_as_alone(case: Case, outcomes: dict[int, Outcome]) -> None:
+    for request in case.requests:
+        assert outcomes[request.seq_id] == case.alone[request.seq_id], f"sequence {request.seq_id}"
+
+
+def shuffled(requests: list[Request], seed: int) -> list[Request]:
+    requests = requests[:]
+    random.Random(seed).shuffle(requests)
+    return requests
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("chunk", "sequences"), [(7, 7), (64, 33), (4096, 33)])
+def test_among_neighbours_in_chunks(cases: Callable[[str], Case], name: str, chunk: int, sequences: int) -> None:
+    """In random order, many others beside each, prompts in chunks of up to 7, 64 or whole."""
+    case = cases(name)
+    config = SchedulerConfig(
+        max_num_seqs=sequences,
+        max_num_batched_tokens=chunk,
+        prefill_share=1.0,
+        enable_prefix_caching=False,
+        max_queued_requests=1000,
+    )
+    session = Session(case.model, config, 33 * 8)
+    assert_as_alone(case, session.run(shuffled(case.requests + case.neighbours, chunk)))
+    longest = max(len(request.prompt_ids) for request in case.requests)
+    assert session.largest_chunk == min(chunk, longest)
+    assert session.most_sequences > sequences // 2
+    assert session.scheduler.stats().preemptions == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_cold_and_warm_prefix_cache(cases: Callable[[str], Case], name: str) -> None:
+    """Twice over one cache; the second time all full blocks of the prompts are there."""
+    case = cases(name)
+    config = SchedulerConfig(max_num_seqs=33, block_size=4, max_queued_requests=1000)
+    session = Session(case.model, config, sum(len(request.prompt_ids) // 4 + 4 for request in case.requests))
+    assert_as_alone(case, session.run(shuffled(case.requests, 1)))
+    cold_hits = session.scheduler.stats().prefix_hits
+    assert_as_alone(case, session.run(shuffled(case.requests, 2)))
+    cacheable = [request for request in case.requests if request.sampling.prompt_logprobs < 0]
+    expected = sum((len(request.prompt_ids) - 1) // 4 * 4 for request in cacheable)
+    assert session.scheduler.stats().prefix_hits - cold_hits == expected > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_after_preemption(cases: Callable[[str], Case], name: str) -> None:
+    """Each in a pool that just holds it, beside a sequence of higher priority that takes its blocks half-way."""
+    case = cases(name)
+    config = SchedulerConfig(max_num_seqs=2, block_size=1, max_queued_requests=1000)
+    tokens = 4 if name == "smollm2" else 12
+    for request in case.requests:
+        shortened = replace(request, priority=1, sampling=replace(request.sampling, max_tokens=tokens))
+        bully = Request(
+            seq_id=BULLY, prompt_ids=ints([5]), sampling=SamplingParams(max_tokens=tokens + 1), cache_salt=b"bully"
+        )
+        session = Session(case.model, config, len(request.prompt_ids) + tokens + 1)
+        outcome = session.run([bully, shortened])[request.seq_id]
+        assert session.scheduler.stats().preemptions >= 1
+        expected = case.alone[request.seq_id]
+        assert outcome.token_ids == expected.token_ids[:tokens]
+        assert outcome.logprobs == expected.logprobs[:tokens]
+        assert outcome.prompt_logprobs == expected.prompt_logprobs
