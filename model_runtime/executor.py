@@ -14,7 +14,7 @@ from model_runtime.config import RuntimeConfig, RuntimeInfo
 from model_runtime.host import available_memory, usable_cores
 from model_runtime.kv_store import allocate, bytes_per_block
 from model_runtime.memory import size_pool
-from model_runtime.ops import load_ops
+from model_runtime.ops import load_ops, set_threads
 from model_runtime.runner import Runner
 from scheduler.config import SchedulerConfig
 from scheduler.plan import StepPlan, StepResult
@@ -44,7 +44,7 @@ def load_executor(
     """
     budget = runtime.memory_budget or available_memory() // 2
     device = torch.device("cpu")
-    torch.set_num_threads(runtime.threads or usable_cores())
+    set_threads(runtime.threads or usable_cores())
     progress("preparing kernels", 0.0)
     ops = load_ops(device, runtime.kernels)
     model = load_model(model_path, ops, device, lambda fraction: progress("loading weights", fraction))

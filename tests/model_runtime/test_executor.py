@@ -89,9 +89,8 @@ def test_memory_limit_of_control_groups(tmp_path: Path) -> None:
     own.write_text("0::/outer/inner\n")
     assert available_memory(tmp_path, own) > 2**20, "no limit: what the system has"
     write(tmp_path / "outer" / "inner", {"memory.max": "max\n", "memory.current": "5\n"})
-    write(
-        tmp_path / "outer", memory__max="5000\n", memory__current="3000\n", memory__stat="anon 7\ninactive_file 100\n"
-    )
+    stat = "anon 7\ninactive_file 100\n"
+    write(tmp_path / "outer", {"memory.max": "5000\n", "memory.current": "3000\n", "memory.stat": stat})
     assert available_memory(tmp_path, own) == 2100
     own.write_text("4:memory:/job\n3:cpu,cpuacct:/job\n")
     write(tmp_path / "memory" / "job", {"memory.limit_in_bytes": "900\n", "memory.usage_in_bytes": "1000\n"})
