@@ -66,8 +66,9 @@ class BlockPool:
             else:
                 self._free.append(block)
 
-    def check(self, expected_references: list[int]) -> None:
-        """Assert that each block is in exactly one state and referenced as often as the sequences say."""
+    def check(self, expected_references: list[int], holds_content: Callable[[int], bool]) -> None:
+        """Assert that each block is in exactly one state, referenced as often as the sequences say, and cached only
+        with content."""
         assert self._references == expected_references, "reference counts differ from the block tables"
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is free twice"
@@ -75,3 +76,5 @@ class BlockPool:
         referenced = sum(count > 0 for count in self._references)
         assert len(free) + len(cached) + referenced == self.num_blocks, "free + cached + referenced != total"
         assert not any(self._references[block] for block in free | cached), "a referenced block is up for reuse"
+        assert all(map(holds_content, cached)), "a block without content is cached"
+        assert not any(map(holds_content, free)), "a free block can be found"

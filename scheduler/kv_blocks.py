@@ -94,7 +94,7 @@ class KVBlocks:
             for block in seq.blocks[seq.num_computed // self._block_size :]:
                 assert references[block] == 1, f"block {block} is shared and will be written"
                 assert not self._cache.holds(block), f"block {block} is cached and will be written"
-        self.pool.check(references)
+        self.pool.check(references, self._cache.holds)
         self._cache.check()
 
     def _shareable(self, seq: Sequence) -> int:

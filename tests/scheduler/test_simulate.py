@@ -1,0 +1,130 @@
+"""Ten thousand random steps with everything checked; and the same outputs however the work is cut up."""
+
+import subprocess
+import sys
+import time
+from random import Random
+
+import pytest
+
+from scheduler.config import SchedulerConfig
+from scheduler.fake_runtime import FakeRuntime
+from scheduler.plan import SampleRows, StepPlan, ints
+from scheduler.request import FinishReason, Request
+from scheduler.scheduler import Scheduler
+from scheduler.simulate import random_sampling, simulate
+from scheduler.simulated_load import CostModel, Load, report, run_load
+from tests.scheduler.driving import ask, outputs
+
+
+def test_ten_thousand_random_steps() -> None:
+    start = time.process_time()
+    summary = simulate(10_000, seed=1)
+    assert time.process_time() - start < 10
+    assert summary.steps >= 10_000
+    assert set(summary.finished) == set(FinishReason)
+    assert summary.finished.total() == summary.accepted > 1000
+    assert summary.preemptions > 100
+    assert summary.prefix_hits > 1000
+    assert summary.refused > 100
+
+
+def test_same_seed_same_plans() -> None:
+    first, again, other = simulate(300, seed=5), simulate(300, seed=5), simulate(300, seed=6)
+    assert first == again
+    assert first.digest != other.digest
+
+
+def _requests() -> list[Request]:
+    random = Random(3)
+    common = [random.randrange(2, 40) for _ in range(20)]
+    return [
+        Request(
+            seq_id=seq_id,
+            prompt_ids=ints(common[: random.randrange(20)] + [random.randrange(2, 40) for _ in range(10)]),
+            sampling=random_sampling(random),
+        )
+        for seq_id in range(12)
+    ]
+
+
+def _serve(config: SchedulerConfig, num_blocks: int) -> tuple[dict[int, list[int]], Scheduler]:
+    scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=80)
+    runtime = FakeRuntime(num_blocks, config.block_size)
+    for request in _requests():
+        scheduler.add(request, 0.0)
+    while (plan := scheduler.plan(0.0)) is not None:
+        scheduler.commit(runtime.execute(plan), 0.0)
+    return outputs(scheduler.take_events()), scheduler
+
+
+@pytest.mark.parametrize(
+    ("chunk", "seats", "num_blocks", "prefix_caching"),
+    [(1, 1, 100, False), (7, 4, 100, True), (64, 12, 100, True), (500, 12, 400, True), (30, 12, 22, True)],
+)
+def test_outputs_do_not_depend_on_how_the_work_is_cut(
+    chunk: int, seats: int, num_blocks: int, prefix_caching: bool
+) -> None:
+    reference, _ = _serve(SchedulerConfig(max_num_seqs=1, block_size=4, enable_prefix_caching=False), 1000)
+    config = SchedulerConfig(
+        max_num_seqs=seats, max_num_batched_tokens=chunk, block_size=4, enable_prefix_caching=prefix_caching
+    )
+    result, scheduler = _serve(config, num_blocks)
+    assert result == reference
+    assert (scheduler.stats().preemptions > 0) == (num_blocks == 22)
+
+
+def _plan(**changes: list[int]) -> StepPlan:
+    scheduler = Scheduler(SchedulerConfig(block_size=4), num_blocks=4, max_model_len=100)
+    scheduler.add(ask(0, 12), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    buffers = {name: getattr(plan, name) for name in ("token_ids", "query_lens", "kv_lens", "block_tables")}
+    buffers |= {name: ints(values) for name, values in changes.items()}
+    return StepPlan(step_id=1, sample=SampleRows(), score=plan.score, **buffers)
+
+
+def test_fake_runtime_notices_wrong_plans() -> None:
+    """The simulation can only prove what its runtime would notice."""
+    right = _plan()
+    length = len(right.token_ids)
+    assert FakeRuntime(4, 4).execute(right).step_id == 1
+    with pytest.raises(AssertionError, match="holds something else"):
+        FakeRuntime(4, 4).execute(_plan(query_lens=[1], token_ids=[3]))  # the beginning was never computed
+    with pytest.raises(AssertionError, match="cover kv_lens exactly"):
+        FakeRuntime(4, 4).execute(_plan(block_tables=[0]))
+    with pytest.raises(AssertionError, match="written and used"):
+        FakeRuntime(4, 4).execute(_plan(token_ids=[1, 2], query_lens=[1, 1], kv_lens=[1, 1], block_tables=[0, 0]))
+    runtime = FakeRuntime(4, 4)
+    runtime.execute(right)
+    runtime.execute(_plan(token_ids=[9, 9], query_lens=[2], kv_lens=[2], block_tables=[1]))  # overwrites block 1
+    with pytest.raises(AssertionError, match="holds something else"):
+        runtime.execute(_plan(token_ids=[5], query_lens=[1], kv_lens=[length + 1], block_tables=[0, 1, 2, 3]))
+
+
+def test_load_report_has_the_expected_figures() -> None:
+    """Alone and with fixed costs, the times can be worked out by hand."""
+    cost = CostModel(step_seconds=0.01, token_seconds=0.001, pair_seconds=0.0)
+    load = Load(rate=0.001, requests=20, prompt_tokens=50, output_tokens=30)
+    result = run_load(SchedulerConfig(), cost, load)
+    assert (len(result.timings), result.refused, result.timed_out) == (20, 0, 0)
+    for timing in result.timings:
+        if timing.tokens > 1:
+            assert (timing.end - timing.first_token) / (timing.tokens - 1) == pytest.approx(0.011)
+    prompt_seconds = sum(timing.first_token - timing.arrival for timing in result.timings)
+    assert prompt_seconds == pytest.approx(20 * 0.01 + 0.001 * result.stats.prompt_tokens)
+    assert "time per later token, s       0.011    0.011    0.011" in report(result)
+
+
+def test_overload_refuses_and_stays_bounded() -> None:
+    config = SchedulerConfig(max_num_seqs=4, max_queued_requests=8)
+    result = run_load(config, CostModel(), Load(rate=100.0, requests=100, prompt_tokens=20, output_tokens=10))
+    assert result.refused > 50
+    assert len(result.timings) + result.refused == 100
+
+
+def test_command_line_prints_a_table() -> None:
+    command = [sys.executable, "-m", "scheduler.simulate", "--rate", "2", "--requests", "20", "--output-tokens", "8"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "p50" in result.stdout
+    assert "finished 20, refused 0" in result.stdout
