@@ -214,3 +214,24 @@ def test_prompt_of_a_preempted_sequence_is_scored_once() -> None:
     _, events = run(scheduler)
     (scored,) = [event for event in events if event.seq_id == 1]
     assert len(scored.prompt_logprobs) == 44
+
+
+def test_admission_leaves_a_block_to_each_sequence_that_will_grow() -> None:
+    for num_blocks, running in ((5, 2), (4, 1)):
+        scheduler = make(num_blocks=num_blocks)
+        scheduler.add(ask(0, 7, max_tokens=5), 0.0)  # two blocks, and a third one later
+        scheduler.add(ask(1, 7, max_tokens=1), 0.0)  # two blocks for good
+        step(scheduler, tokens=[7] * running)
+        assert scheduler.stats().preemptions == 0
+        assert len(scheduler.take_events()) == running
+
+
+@pytest.mark.parametrize("num_heavy", [policy.MAX_BLOCKED - 1, policy.MAX_BLOCKED])
+def test_a_bounded_number_of_blocked_requests_is_looked_past(num_heavy: int) -> None:
+    scheduler = make(num_blocks=30)
+    scheduler.add(ask(0, 8, max_tokens=60), 0.0)
+    step(scheduler)
+    for seq_id in range(1, num_heavy + 1):
+        scheduler.add(ask(seq_id, 110), 0.0)
+    scheduler.add(ask(99, 4), 0.0)
+    assert len(step(scheduler).query_lens) == (2 if num_heavy < policy.MAX_BLOCKED else 1)
