@@ -31,7 +31,7 @@ class Delta:
     """prompt * n + choice"""
     text: str = ""
     token_ids: tuple[int, ...] = ()
-    """All tokens since the choice's last delta, with end tokens."""
+    """All tokens since the choice's last delta with text, tokens or an end; end tokens included."""
     tokens: tuple[TextToken, ...] = ()
     """Of the text, when log-probabilities were asked for."""
     finish_reason: str | None = None
@@ -94,7 +94,9 @@ class ChoiceText:
             tokens = self._echoed(prompt_logprobs) + tokens
         if not (first or text or tokens or self.ended):
             return None
-        token_ids, self._unsent_ids = tuple(self._unsent_ids), []
+        token_ids: tuple[int, ...] = ()
+        if text or tokens or self.ended:
+            token_ids, self._unsent_ids = tuple(self._unsent_ids), []
         return Delta(
             index=self.index,
             text=text,

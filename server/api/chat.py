@@ -65,13 +65,14 @@ class ChatRenderer:
             role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
             events += self._template.choice(delta.index, role, extra)
         ids = b',"token_ids":' + to_json(delta.token_ids) if self._body.return_token_ids else b""
-        if delta.text or delta.tokens or (delta.token_ids and ids):
+        if delta.text or delta.tokens:
             logprobs = to_json(chat_logprobs(delta.tokens, self._tokenizer)) if self._body.logprobs else b"null"
             fields = b',"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b'
             events += self._template.choice(delta.index, fields % (to_json(delta.text), logprobs, ids))
+            ids = b""
         if delta.finish_reason is not None:
-            fields = b',"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b'
-            reasons = (to_json(delta.finish_reason), to_json(delta.stop_reason))
+            fields = b',"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b%b'
+            reasons = (to_json(delta.finish_reason), to_json(delta.stop_reason), ids)
             events += self._template.choice(delta.index, fields % reasons)
         return events
 

@@ -62,27 +62,28 @@ class CompletionRenderer:
         """Server-sent events, without the final [DONE]."""
         async with aclosing(generation.deltas()) as deltas:
             async for delta in deltas:
-                yield self._events(delta, generation)
+                if delta.text or delta.tokens or delta.finish_reason is not None:
+                    yield self._events(delta, generation)
         if self._body.include_usage:
             yield self._template.usage(generation.usage())
 
     def _events(self, delta: Delta, generation: Generation) -> bytes:
         """Text, then the finish reason: each in a chunk of its own."""
-        first = delta.index not in self._logprobs
-        logprobs = self._logprobs.setdefault(delta.index, CompletionLogprobs(self._tokenizer))
         ids = b""
         if self._body.return_token_ids:
             ids = b',"token_ids":' + to_json(delta.token_ids)
-            if first:
+            if delta.index not in self._logprobs:
                 ids += b',"prompt_token_ids":' + to_json(generation.prompt_ids(delta.index))
+        logprobs = self._logprobs.setdefault(delta.index, CompletionLogprobs(self._tokenizer))
         events = b""
-        if first or delta.text or delta.tokens or (delta.token_ids and ids):
+        if delta.text or delta.tokens:
             part = b"null" if self._body.logprobs is None else to_json(logprobs.part(delta.tokens))
             fields = b',"text":%b,"logprobs":%b,"finish_reason":null%b'
             events += self._template.choice(delta.index, fields % (to_json(delta.text), part, ids))
+            ids = b""
         if delta.finish_reason is not None:
-            fields = b',"text":"","logprobs":null,"finish_reason":%b,"stop_reason":%b'
-            reasons = (to_json(delta.finish_reason), to_json(delta.stop_reason))
+            fields = b',"text":"","logprobs":null,"finish_reason":%b,"stop_reason":%b%b'
+            reasons = (to_json(delta.finish_reason), to_json(delta.stop_reason), ids)
             events += self._template.choice(delta.index, fields % reasons)
         return events
 

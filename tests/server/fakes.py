@@ -1,0 +1,368 @@
+"""A scripted engine, a tiny byte-level tokenizer and a hand-driven ASGI client, for tests of the gateway."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import tokenizers
+from fastapi import FastAPI
+from msgspec import structs
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from server.app import create_app
+from server.errors import ApiError, Overloaded
+from server.gateway_config import GatewayConfig
+from server.generation import Admission, GenerationRequest, RequestStream
+from server.prompt.source import TokenizerSource
+from server.prompt.tokenizer import Tokenizer
+from server.wire import EngineInfo, Event, Logprob, Stats
+
+T = TypeVar("T")
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+EOS = 2
+WORDS = ("he", "hel", "hell", "hello")
+MODEL = "tiny"
+MAX_MODEL_LEN = 512
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tokenizer() -> Tokenizer:
+    """Specials, then one token per byte, then the beginnings of "hello"."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*SPECIALS, *alphabet, *WORDS]
+    merges = [("h", "e"), ("he", "l"), ("hel", "l"), ("hell", "o")]
+    fast = tokenizers.Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merges))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    source = TokenizerSource(
+        fast=fast, tokens=tokens, chat_template=TEMPLATE, special_variables={"eos_token": SPECIALS[EOS]}
+    )
+    return Tokenizer(source)
+
+
+TOKENIZER = make_tokenizer()
+VOCAB_SIZE = TOKENIZER.vocab_size
+
+
+def ids_of(text: str) -> list[int]:
+    """The tokens of an output."""
+    return TOKENIZER.encode(text, add_special_tokens=False, allow_special=True).tolist()
+
+
+def logprob_of(token_id: int) -> float:
+    """What the fake engine reports for a token."""
+    return -0.01 * token_id
+
+
+Script = Callable[[GenerationRequest, int], list[Event | Exception]]
+
+
+def says(*texts: str, reason: str = "stop", per_event: int = 1, cached: int = 0) -> Script:
+    """Choice i produces texts[i % len]: `per_event` tokens in each event; with "stop" an end-of-sequence token follows.
+    max_tokens is honoured."""
+
+    def script(request: GenerationRequest, choice: int) -> list[Event | Exception]:
+        ids = ids_of(texts[choice % len(texts)]) + ([EOS] if reason == "stop" else [])
+        ended = reason
+        if len(ids) > request.sampling.max_tokens:
+            ids, ended = ids[: request.sampling.max_tokens], "length"
+        groups = [ids[start : start + per_event] for start in range(0, len(ids), per_event)]
+        events = [_event(request, group, first=index == 0, cached=cached) for index, group in enumerate(groups)]
+        events[-1] = structs.replace(events[-1], finish_reason=ended)
+        return list(events)
+
+    return script
+
+
+def _event(request: GenerationRequest, ids: list[int], *, first: bool, cached: int) -> Event:
+    wanted, prompt_wanted = request.sampling.logprobs, request.sampling.prompt_logprobs
+    prompt = request.prompt_ids[1:].tolist() if first and prompt_wanted >= 0 else []
+    return Event(
+        seq_id=0,
+        token_ids=ids,
+        logprobs=[_logprob(token_id, wanted) for token_id in ids] if wanted >= 0 else [],
+        prompt_logprobs=[_logprob(token_id, prompt_wanted) for token_id in prompt],
+        cached_tokens=cached if first else 0,
+    )
+
+
+def _logprob(token_id: int, top: int) -> Logprob:
+    ids = [(token_id + step) % VOCAB_SIZE for step in range(top)]
+    return Logprob(logprob_of(token_id), ids, [logprob_of(token_id) - step for step in range(top)])
+
+
+def make_stats(generation: int = 1, **counters: int) -> Stats:
+    """Statistics of an idle engine with 100 blocks, except for `counters`."""
+    values: dict[str, Any] = {
+        "step_id": 5,
+        "last_step_time": time.monotonic(),
+        "busy": False,
+        "running": 0,
+        "waiting": 0,
+        "free_blocks": 100,
+        "cached_blocks": 0,
+        "total_blocks": 100,
+        "preemptions": 0,
+        "prefix_queries": 0,
+        "prefix_hits": 0,
+        "prompt_tokens": 0,
+        "generation_tokens": 0,
+    }
+    return Stats(generation=generation, **(values | counters))
+
+
+class FakeAdmission:
+    def __init__(self, engine: "FakeEngine") -> None:
+        self.engine, self.held = engine, True
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            self.engine.reserved -= 1
+
+
+class FakeStream:
+    def __init__(self, engine: "FakeEngine", request: GenerationRequest) -> None:
+        self.engine, self.request = engine, request
+        self.scripts = [engine.script(request, choice) for choice in range(request.n)]
+        self.live = set(range(request.n))
+        self.finished_by_gateway: list[int] = []
+        self.cancelled: list[int] = []
+        self.delivered = 0
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """One event of each choice in turn; waits for ever after `engine.hold_after` events."""
+        position = 0
+        while self.live:
+            for choice in sorted(self.live):
+                if self.engine.hold_after is not None and self.delivered >= self.engine.hold_after:
+                    await asyncio.Event().wait()
+                await asyncio.sleep(self.engine.delay)
+                event = self.scripts[choice][position]
+                if isinstance(event, Exception):
+                    self.live -= self.live if isinstance(event, ApiError) else set()
+                    raise event
+                self.delivered += 1
+                if event.finish_reason is not None:
+                    self.live.discard(choice)
+                yield choice, event
+            position += 1
+
+    def finish_choice(self, index: int) -> None:
+        self.finished_by_gateway.append(index)
+        self.live.discard(index)
+
+    def close(self) -> None:
+        self.cancelled += sorted(self.live)
+        self.live.clear()
+
+
+@dataclass
+class FakeEngine:
+    """Plays `script` for every request."""
+
+    script: Script = field(default_factory=lambda: says("hello world"))
+    places: int = 1000
+    delay: float = 0.0
+    hold_after: int | None = None
+    unready: ApiError | None = None
+    stats: Stats | None = field(default_factory=make_stats)
+    reserved: int = 0
+    streams: list[FakeStream] = field(default_factory=list)
+    max_model_len: int = MAX_MODEL_LEN
+
+    @property
+    def info(self) -> EngineInfo:
+        if self.unready is not None:
+            raise self.unready
+        return EngineInfo(
+            max_model_len=self.max_model_len,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=[EOS],
+            num_blocks=100,
+            block_size=16,
+            weight_bytes=0,
+            kv_bytes=0,
+            description="fake",
+        )
+
+    @property
+    def live(self) -> int:
+        return sum(len(stream.live) for stream in self.streams)
+
+    @property
+    def requests(self) -> list[GenerationRequest]:
+        return [stream.request for stream in self.streams]
+
+    @property
+    def cancelled(self) -> int:
+        return sum(len(stream.cancelled) for stream in self.streams)
+
+    def admit(self) -> FakeAdmission:
+        if self.unready is not None:
+            raise self.unready
+        if self.reserved + self.live >= self.places:
+            raise Overloaded("the queue is full")
+        self.reserved += 1
+        return FakeAdmission(self)
+
+    def submit(self, requests: list[GenerationRequest], admission: Admission) -> list[RequestStream]:
+        admission.release()
+        if self.live + sum(request.n for request in requests) > self.places:
+            raise Overloaded("the queue is full")
+        started = [FakeStream(self, request) for request in requests]
+        self.streams += started
+        return list(started)
+
+
+def make_app(engine: FakeEngine, **options: Any) -> FastAPI:
+    """An app over the fake engine."""
+    return create_app(GatewayConfig(**options), engine, TOKENIZER, MODEL)
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    complete: bool = False
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object; its shape is checked."""
+        assert self.headers["content-type"] == "application/json"
+        error = self.json["error"]
+        assert {"message", "type", "param", "code"} <= error.keys()
+        assert isinstance(error["message"], str)
+        assert 0 < len(error["message"]) < 310
+        return dict(error)
+
+    @property
+    def events(self) -> list[Any]:
+        """The parsed chunks of a stream; it must be well framed and end with [DONE]."""
+        assert self.complete
+        parts = self.body.split(b"\n\n")
+        assert parts.pop() == b""
+        assert all(part.startswith(b"data: ") and b"\n" not in part for part in parts)
+        assert parts.pop() == b"data: [DONE]"
+        return [json.loads(part[6:]) for part in parts]
+
+
+class Exchange:
+    """One request, driven by hand: body in parts, a client that leaves, a client that stops reading."""
+
+    def __init__(self, app: FastAPI, method: str, path: str, *, spec_version: str = "2.3") -> None:
+        self.app, self.answer = app, Answer()
+        self.inbox: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+        self.wrote = asyncio.Event()
+        self.gone = False
+        self.spec_version = spec_version
+        self.scope: MutableMapping[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": spec_version},
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "headers": [],
+            "server": ("127.0.0.1", 80),
+            "client": ("127.0.0.1", 1),
+        }
+
+    def header(self, name: str, value: str) -> None:
+        self.scope["headers"].append((name.lower().encode(), value.encode()))
+
+    def give(self, body: bytes, *, more: bool = False) -> None:
+        self.inbox.put_nowait({"type": "http.request", "body": body, "more_body": more})
+
+    def leave(self) -> None:
+        """The client closes its connection."""
+        self.gone = True
+        self.inbox.put_nowait({"type": "http.disconnect"})
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
+        await self.may_write.wait()
+        if self.gone:
+            if self.spec_version >= "2.4":
+                raise OSError("the client is gone")
+            return
+        if message["type"] == "http.response.start":
+            assert self.answer.status == 0
+            self.answer.status = message["status"]
+            self.answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            self.answer.body += message.get("body", b"")
+            self.answer.complete = not message.get("more_body", False)
+        self.wrote.set()
+
+    async def run(self) -> Answer:
+        await asyncio.wait_for(self.app(self.scope, self.inbox.get, self._send), 30)
+        return self.answer
+
+
+async def call(
+    app: FastAPI, method: str, path: str, body: object = None, *, headers: dict[str, str] | None = None
+) -> Answer:
+    """One whole request. `body` is sent as JSON, or as it is when it is bytes."""
+    exchange = Exchange(app, method, path)
+    given = {"content-type": "application/json"} if body is not None else {}
+    for name, value in (given | (headers or {})).items():
+        exchange.header(name, value)
+    raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    exchange.give(raw)
+    return await exchange.run()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """In a fresh event loop."""
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+def chat(app: FastAPI, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+    """POST /v1/chat/completions with a short conversation, changed by `fields`."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]} | fields
+    return run(call(app, "POST", "/v1/chat/completions", body, headers=headers))
+
+
+def complete(app: FastAPI, **fields: Any) -> Answer:
+    """POST /v1/completions with a short prompt, changed by `fields`."""
+    return run(call(app, "POST", "/v1/completions", {"model": MODEL, "prompt": "hi"} | fields))
+
+
+def texts_of(events: list[Any]) -> dict[int, str]:
+    """Concatenated text by choice of a chat or completions stream."""
+    texts: dict[int, str] = {}
+    for event in events:
+        for choice in event["choices"]:
+            piece = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            texts[choice["index"]] = texts.get(choice["index"], "") + piece
+    return texts
+
+
+def finishes_of(events: list[Any]) -> dict[int, list[str]]:
+    """Finish reasons by choice of a stream."""
+    found: dict[int, list[str]] = {}
+    for event in events:
+        for choice in event["choices"]:
+            if choice["finish_reason"] is not None:
+                found.setdefault(choice["index"], []).append(choice["finish_reason"])
+    return found
