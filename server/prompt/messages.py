@@ -60,7 +60,8 @@ def _part_text(part: object, where: str) -> str:
 
 
 def _plain_call(call: object, where: str, protect: Protect) -> dict[str, object]:
-    """A tool call as templates know it: `arguments` is an object, where the API has its JSON text."""
+    """A tool call as templates know it: `arguments` is an object, where the API has its JSON text. An escaped lone
+    surrogate in it, which no tokenizer takes, makes it invalid."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise BadRequest(f"{where}: each call must hold a function.", param="messages")
@@ -68,6 +69,7 @@ def _plain_call(call: object, where: str, protect: Protect) -> dict[str, object]
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
+            json.dumps(arguments, ensure_ascii=False).encode()
         except ValueError:
             raise BadRequest(f"{where}: function.arguments must be JSON.", param="messages") from None
     return {

@@ -19,9 +19,12 @@ from scheduler.plan import ints
 from server.prompt.source import TokenizerSource, read_source
 
 MARK = "\ufdd0"
-"""A noncharacter (Unicode 23.7); begins every alias. Where a text holds it, it stands under an alias of its own."""
+"""A noncharacter (Unicode 23.7); begins every alias. Where a text spells an alias, its MARK gets an alias too, and it
+stays text."""
 
 _FIRST_ALIAS = 0xF0000
+_FORGED = MARK + "(?=[\ufdd1-\ufdef]*[\U000f0000-\U000fffff])"
+"""What would be an alias, now or without breakers (`server/prompt/special.py`)."""
 _THREAD_CHARS = 16_384
 """Longer texts (about 10 ms of work) are encoded in a thread; the library releases the interpreter lock meanwhile."""
 
@@ -65,7 +68,8 @@ class Tokenizer:
         self._replacements = {_id_in(plain, content): ints([token_id]) for token_id, content in spelled}
         self._replacements |= {_id_in(plain, alias_of[MARK]): ints(_raw_ids(plain, MARK))}
         self._replacements |= self._spelled_out()
-        self._literals = re.compile(alternation({MARK, *self.special_literals}))
+        patterns = [alternation(set(self.special_literals)), _FORGED]
+        self._literals = re.compile("|".join(filter(None, patterns)))
 
     def _spelled_out(self) -> "dict[int, array[int]]":
         """Special tokens that the vocabulary also holds as ordinary entries, which text might therefore reach by
@@ -111,7 +115,7 @@ class Tokenizer:
         `allow_special`, literals of special tokens become their ids, else they are text."""
         if allow_special:
             return ints(self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
-        ids = self._resolved(text.replace(MARK, self._alias_of[MARK]))
+        ids = self._resolved(re.sub(_FORGED, self._alias_of[MARK], text))
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
     def encode_rendered(self, text: str, breaker: str) -> "array[int]":
