@@ -11,7 +11,9 @@ class SchedulerConfig:
     """How much work a step may hold and how much may wait."""
 
     max_num_seqs: int = field(default=64, metadata={"help": "sequences that run at the same time"})
-    max_num_batched_tokens: int = field(default=512, metadata={"help": "tokens computed in one step, all sequences together"})
+    max_num_batched_tokens: int = field(
+        default=512, metadata={"help": "tokens computed in one step, all sequences together"}
+    )
     prefill_share: float = field(
         default=0.125,
         metadata={"help": "share of max-num-batched-tokens that prompts may take in a step while streams are running"},
@@ -26,9 +28,7 @@ class SchedulerConfig:
     request_timeout: float = field(
         default=600.0, metadata={"help": "seconds until an unfinished request ends with 408 or an error event"}
     )
-    enable_prefix_caching: bool = field(
-        default=True, metadata={"help": "reuse KV blocks of equal prompt beginnings"}
-    )
+    enable_prefix_caching: bool = field(default=True, metadata={"help": "reuse KV blocks of equal prompt beginnings"})
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""

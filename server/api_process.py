@@ -12,6 +12,7 @@ import sys
 import time
 
 import uvicorn
+import uvloop
 import zmq
 import zmq.asyncio
 
@@ -113,6 +114,7 @@ async def _main(start: ChildStart, listener: socket.socket) -> None:
 def main() -> None:
     """Entry of the process: `python -m server.api_process RUN_DIR`, configuration on standard input."""
     start = start_child("api")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     process = start.config.process
     try:
         listener = _listen(process)
@@ -120,8 +122,7 @@ def main() -> None:
         print(f"firstlight: cannot listen on {process.host} port {process.port}: {error.strerror}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)
     try:
-        uvicorn_loop = uvicorn.Config(app="", loop="uvloop").get_loop_factory()
-        with asyncio.Runner(loop_factory=uvicorn_loop) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_main(start, listener))
     except CheckpointError as error:
         print(f"firstlight: {error}", file=sys.stderr)

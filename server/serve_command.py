@@ -74,7 +74,8 @@ def gib(size: int) -> str:
 
 def curl_line(url: str, model: str, needs_key: bool) -> str:
     """A command line that works when pasted into a shell."""
-    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = {"model": model, "temperature": 0, "messages": [question]}
     key = "-H 'Authorization: Bearer '\"$FIRSTLIGHT_API_KEY\" " if needs_key else ""
     data = shlex.quote(msgspec.json.encode(body).decode())
     return f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d {data}"
