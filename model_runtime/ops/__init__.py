@@ -1,11 +1,32 @@
-"""Operations of the models: `load_ops` picks the implementations for a device. Called once by the runner."""
+"""Operations of the models: `load_ops` picks the implementations for a device, `set_threads` how many cores they use.
+Called once each by the runner, in engine and worker processes."""
+
+import warnings
 
 import torch
 
-from model_runtime.ops import reference  # noqa: F401  registers the operations for every device
+from model_runtime.kernels.build import BuildError
+from model_runtime.kernels.library import library
+from model_runtime.ops import cpu, reference  # noqa: F401  they register their operations
 from model_runtime.ops.registry import Ops, select
 
 
 def load_ops(device: torch.device, kernels: str) -> Ops:
-    """The operations for `device`; `kernels` is 'auto' or 'reference' (see RuntimeConfig.kernels)."""
-    return select("any" if kernels == "reference" else device.type)
+    """The operations for `device`; `kernels` is 'auto' or 'reference' (see RuntimeConfig.kernels). Compiled kernels are
+    built if need be; without a compiler a warning says what to install, and the reference is returned."""
+    if kernels == "reference":
+        return select("any")
+    if device.type == "cpu":
+        try:
+            library()
+        except BuildError as error:
+            warnings.warn(f"using plain torch operations, which are slower: {error}", RuntimeWarning, stacklevel=2)
+            return select("any")
+    return select(device.type)
+
+
+def set_threads(count: int) -> None:
+    """Compute threads of torch and of the compiled kernels; call it before load_ops."""
+    torch.set_num_threads(count)
+    if library.cache_info().currsize:
+        library().set_threads(count)

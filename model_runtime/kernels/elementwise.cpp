@@ -1,0 +1,129 @@
+// The operations that treat every row by itself: embedding, norms, rotary embedding with the write to the KV cache, and
+// the gated activation. Sums over a row use eight lanes twice and are folded in a fixed order.
+#include <algorithm>
+#include <cmath>
+
+#include "vec.h"
+
+namespace {
+
+constexpr int64_t PARALLEL_NUMBERS = 1 << 15;  // below this many numbers a parallel region costs more than it saves
+
+template <class Function> void for_rows(int64_t rows, int64_t numbers, Function function) {
+    if (numbers < PARALLEL_NUMBERS) {
+        for (int64_t row = 0; row < rows; row++) function(row);
+        return;
+    }
+#pragma omp parallel for schedule(static) num_threads(thread_count)
+    for (int64_t row = 0; row < rows; row++) function(row);
+}
+
+void norm_row(const float* x, const float* weight, float eps, int64_t K, float* y) {
+    v8 even{}, odd{};
+    int64_t k = 0;
+    for (; k + 16 <= K; k += 16) {
+        const v8 a = load<v8>(x + k), b = load<v8>(x + k + 8);
+        even = fused(a, a, even);
+        odd = fused(b, b, odd);
+    }
+    float sum = lane_sum(even + odd);
+    for (; k < K; k++) sum = fused(x[k], x[k], sum);
+    const float factor = 1.0f / std::sqrt(sum / float(K) + eps);
+    for (k = 0; k < K; k++) y[k] = x[k] * factor * weight[k];
+}
+
+// silu(gate) * up for up to eight numbers.
+INLINE v8 gated(v8 gate, v8 up) { return gate / (1.0f + exp_v8(-gate)) * up; }
+
+void silu_mul_row(const float* gate, const float* up, int64_t F, float* y) {
+    int64_t f = 0;
+    for (; f + 8 <= F; f += 8) store(y + f, gated(load<v8>(gate + f), load<v8>(up + f)));
+    if (f == F) return;
+    float tail[3][8] = {};
+    std::copy_n(gate + f, F - f, tail[0]);
+    std::copy_n(up + f, F - f, tail[1]);
+    store(tail[2], gated(load<v8>(tail[0]), load<v8>(tail[1])));
+    std::copy_n(tail[2], F - f, y + f);
+}
+
+// Rotate the channel pairs of one head: pair i is (first[i * step], second[i * step]).
+INLINE void rotate(float* first, float* second, int64_t step, const float* cos, const float* sin, int64_t half) {
+    for (int64_t i = 0; i < half; i++) {
+        const float a = first[i * step], b = second[i * step];
+        first[i * step] = fused(a, cos[i], -(b * sin[i]));
+        second[i * step] = fused(b, cos[i], a * sin[i]);
+    }
+}
+
+template <class T> void embedding(const int32_t* ids, const T* table, int64_t num_ids, int64_t K, float* y) {
+    for_rows(num_ids, num_ids * K, [=](int64_t t) {
+        const T* row = table + ids[t] / PANEL * PANEL * K + ids[t] % PANEL;
+        for (int64_t k = 0; k < K; k++) {
+            T lanes[8] = {row[k * PANEL]};
+            y[t * K + k] = load<v8>(lanes)[0];
+        }
+    });
+}
+
+bool within(const int32_t* numbers, int64_t count, int64_t end) {
+    return std::all_of(numbers, numbers + count, [=](int32_t n) { return 0 <= n && n < end; });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Functions that index memory by numbers from the batch return 1, having done nothing, if one is out of range.
+int64_t fl_embedding(const int32_t* ids, const void* table, int64_t storage, int64_t num_ids, int64_t V, int64_t K,
+                     float* y) {
+    if (!within(ids, num_ids, V)) return 1;
+    if (storage == 0) embedding(ids, static_cast<const float*>(table), num_ids, K, y);
+    if (storage == 1) embedding(ids, static_cast<const bf16*>(table), num_ids, K, y);
+    if (storage == 2) embedding(ids, static_cast<const fp16*>(table), num_ids, K, y);
+    return 0;
+}
+
+void fl_rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t K, float* y) {
+    for_rows(rows, rows * K, [=](int64_t row) { norm_row(x + row * K, weight, eps, K, y + row * K); });
+}
+
+void fl_qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, int64_t T, int64_t H, int64_t G,
+                int64_t D) {
+    for_rows(T, T * (H + G) * D, [=](int64_t t) {
+        float* row = qkv + t * (H + 2 * G) * D;
+        for (int64_t h = 0; h < H + G; h++) norm_row(row + h * D, h < H ? q_weight : k_weight, eps, D, row + h * D);
+    });
+}
+
+void fl_silu_mul(const float* gate_up, int64_t rows, int64_t F, float* y) {
+    for_rows(rows, rows * F * 4, [=](int64_t row) {  // an exponential costs about four plain operations
+        const float* gate = gate_up + row * 2 * F;
+        silu_mul_row(gate, gate + F, F, y + row * F);
+    });
+}
+
+// key [blocks][G][D][B], value [blocks][G][B][D]; cos and sin [P][R / 2].
+int64_t fl_rope_and_cache(float* qkv, const float* cos, const float* sin, int64_t P, int64_t R, int64_t interleaved,
+                          const int32_t* positions, const int64_t* slots, float* key, float* value, int64_t num_slots,
+                          int64_t T, int64_t H, int64_t G, int64_t D, int64_t B) {
+    if (!within(positions, T, P)) return 1;
+    for (int64_t t = 0; t < T; t++)
+        if (slots[t] < 0 || slots[t] >= num_slots) return 1;
+    for_rows(T, T * (H + G) * D, [=](int64_t t) {
+        float* row = qkv + t * (H + 2 * G) * D;
+        const float *c = cos + positions[t] * (R / 2), *s = sin + positions[t] * (R / 2);
+        for (int64_t h = 0; h < H + G; h++) {
+            float* head = row + h * D;
+            interleaved ? rotate(head, head + 1, 2, c, s, R / 2) : rotate(head, head + R / 2, 1, c, s, R / 2);
+        }
+        const int64_t block = slots[t] / B, offset = slots[t] % B;
+        for (int64_t g = 0; g < G; g++) {
+            const float *k = row + (H + g) * D, *v = row + (H + G + g) * D;
+            float* key_head = key + (block * G + g) * D * B + offset;
+            for (int64_t d = 0; d < D; d++) key_head[d * B] = k[d];
+            std::copy_n(v, D, value + ((block * G + g) * B + offset) * D);
+        }
+    });
+    return 0;
+}
+}

@@ -1,0 +1,68 @@
+"""The C functions of the compiled kernels, typed for ctypes. Loaded once per process by `ops.cpu`.
+
+Pointers are the integers of `Tensor.data_ptr()`. torch must be imported first, so that both use one OpenMP runtime.
+The signatures repeat those in the sources; `test_kernels_build.py` compares the two.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch  # loads the OpenMP runtime that the kernels share
+
+from model_runtime.kernels.build import BuildError, build
+
+P, N, F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "set_threads": (None, (N,)),
+    "pack": (None, (P, P, N, N, N)),
+    "linear": (None, (P, N, P, N, P, P, N, N, N)),
+    "embedding": (N, (P, P, N, N, N, N, P)),
+    "rms_norm": (None, (P, P, F, N, N, P)),
+    "qk_norm": (None, (P, P, P, F, N, N, N, N)),
+    "silu_mul": (None, (P, N, N, P)),
+    "rope_and_cache": (N, (P, P, P, N, N, N, P, P, P, P, N, N, N, N, N, N)),
+    "paged_attention": (None, (P, P, P, P, P, P, P, P, N, N, N, N, N, F, N)),
+}
+"""Result and argument types of each function `fl_<name>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The loaded kernels; each field is the C function `fl_<field>`."""
+
+    set_threads: Callable[..., Any]
+    pack: Callable[..., Any]
+    linear: Callable[..., Any]
+    embedding: Callable[..., Any]
+    rms_norm: Callable[..., Any]
+    qk_norm: Callable[..., Any]
+    silu_mul: Callable[..., Any]
+    rope_and_cache: Callable[..., Any]
+    paged_attention: Callable[..., Any]
+
+
+def open_library(path: Path) -> Library:
+    """Bind the functions of a built library. Raises BuildError if it cannot be loaded."""
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"cannot load the compiled kernels: {error}") from error
+    functions = {}
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(handle, f"fl_{name}")
+        function.restype, function.argtypes = result, arguments
+        functions[name] = function
+    return Library(**functions)
+
+
+@functools.cache
+def library() -> Library:
+    """The kernels of this machine, built on first use, with torch's number of threads. Raises BuildError."""
+    loaded = open_library(build())
+    loaded.set_threads(torch.get_num_threads())
+    return loaded

@@ -1,0 +1,190 @@
+// linear: y[M][N] = x[M][K] w[N][K]^T + bias, and the packing of w into panels [ceil(N / 16)][K][16], zero padded.
+//
+// Each number of y is the sum, in order, of one partial sum per block of 256 k; a partial sum is a chain of fused
+// multiply-adds in the order of k that starts from zero; the bias comes last. Everything else here (how many rows and
+// panels are in registers at once, the order of loops, the threads) moves work around and never changes that chain.
+#include <algorithm>
+
+#include "vec.h"
+
+namespace {
+
+constexpr int64_t K_BLOCK = 256;
+constexpr int64_t ROW_BLOCK = 240;  // rows whose K_BLOCK columns stay in the second-level cache
+
+#ifdef __AVX512F__
+typedef v16 vec;
+constexpr int MAX_ROWS = 12, MAX_SUMS = 24;  // rows of a tile, vector registers for sums
+#else
+typedef v8 vec;
+constexpr int MAX_ROWS = 6, MAX_SUMS = 12;
+#endif
+constexpr int NV = PANEL * 4 / sizeof(vec);
+
+// Panels computed at once by a tile of MR rows when it is the only tile: enough independent sums to hide latency.
+constexpr int panels_at_once(int rows) { return std::max(1, std::min(4, MAX_SUMS / (rows * NV))); }
+
+struct Problem {
+    const float* x;
+    int64_t ldx;
+    const void* w;
+    const float* bias;
+    float* y;
+    int64_t M, N, K;
+};
+
+// Add the sums of one tile to y; the first block of k overwrites, the last one adds the bias.
+template <int MR>
+INLINE void finish(const Problem& p, const vec (&acc)[MR][NV], int64_t row, int64_t panel, bool first, bool last) {
+    constexpr int W = sizeof(vec) / 4;
+    const int64_t column = panel * PANEL, count = std::min(PANEL, p.N - column);
+    float bias[PANEL] = {}, tail[PANEL] = {};
+    const bool add_bias = last && p.bias;
+    if (add_bias) std::copy_n(p.bias + column, count, bias);
+    for (int r = 0; r < MR; r++) {
+        float* y = p.y + (row + r) * p.N + column;
+        float* target = count == PANEL ? y : tail;
+        if (count < PANEL && !first) std::copy_n(y, count, tail);
+        for (int v = 0; v < NV; v++) {
+            vec sum = first ? acc[r][v] : load<vec>(target + v * W) + acc[r][v];
+            if (add_bias) sum += load<vec>(bias + v * W);
+            store(target + v * W, sum);
+        }
+        if (count < PANEL) std::copy_n(tail, count, y);
+    }
+}
+
+// MR rows times NP panels over one block of k. `b` points at the first panel's block; panels lie K * 16 apart.
+template <int MR, int NP, class T>
+__attribute__((noinline)) void tile(const Problem& p, const T* b, int64_t row, int64_t panel, int64_t k0, int64_t k) {
+    vec acc[NP][MR][NV] = {};
+    const float* a = p.x + row * p.ldx + k0;
+    if constexpr (NP == 1) {
+        multiply_add<vec, MR, NV>(a, p.ldx, b, PANEL, k, acc[0]);
+    } else {
+        for (int64_t i = 0; i < k; i++) {
+#pragma GCC unroll 4
+            for (int q = 0; q < NP; q++)
+                multiply_add<vec, MR, NV>(a + i, p.ldx, b + (q * p.K + i) * PANEL, PANEL, 1, acc[q]);
+        }
+    }
+    for (int q = 0; q < NP; q++) finish<MR>(p, acc[q], row, panel + q, k0 == 0, k0 + k == p.K);
+}
+
+// One tile of `rows` <= MAX_ROWS rows and one panel.
+template <int MR, class T>
+INLINE void tile_of(int rows, const Problem& p, const T* b, int64_t row, int64_t panel, int64_t k0, int64_t k) {
+    if (rows == MR) return tile<MR, 1, T>(p, b, row, panel, k0, k);
+    if constexpr (MR > 1) tile_of<MR - 1, T>(rows, p, b, row, panel, k0, k);
+}
+
+// All M <= MAX_ROWS rows in one tile: stream the panels through once, several side by side.
+template <int MR, class T> void stream_panels(const Problem& p, int64_t panel, int64_t panel_end) {
+    constexpr int NP = panels_at_once(MR);
+    if constexpr (MR > 1)
+        if (p.M < MR) return stream_panels<MR - 1, T>(p, panel, panel_end);
+    const T* w = static_cast<const T*>(p.w);
+    while (panel < panel_end) {
+        const bool several = panel + NP <= panel_end;
+        for (int64_t k0 = 0; k0 < p.K; k0 += K_BLOCK) {
+            const int64_t k = std::min(K_BLOCK, p.K - k0);
+            const T* b = w + (panel * p.K + k0) * PANEL;
+            several ? tile<MR, NP, T>(p, b, 0, panel, k0, k) : tile<MR, 1, T>(p, b, 0, panel, k0, k);
+        }
+        panel += several ? NP : 1;
+    }
+}
+
+// Rows [row, row_end) times one panel over one block of k, in tiles of nearly equal height.
+template <class T>
+void tile_rows(const Problem& p, const T* b, int64_t row, int64_t row_end, int64_t panel, int64_t k0, int64_t k) {
+    for (int64_t tiles = (row_end - row + MAX_ROWS - 1) / MAX_ROWS; tiles > 0; tiles--) {
+        const int64_t rows = (row_end - row + tiles - 1) / tiles;
+        tile_of<MAX_ROWS, T>(int(rows), p, b, row, panel, k0, k);
+        row += rows;
+    }
+}
+
+template <class T> void block(const Problem& p, int64_t row, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+    const T* w = static_cast<const T*>(p.w);
+    alignas(64) float expanded[K_BLOCK * PANEL];
+    for (int64_t k0 = 0; k0 < p.K; k0 += K_BLOCK) {
+        const int64_t k = std::min(K_BLOCK, p.K - k0);
+        for (int64_t panel = panel_begin; panel < panel_end; panel++) {
+            const T* b = w + (panel * p.K + k0) * PANEL;
+            if constexpr (sizeof(T) == 2) {
+                for (int64_t i = 0; i < k * PANEL; i += PANEL)
+                    for (int v = 0; v < PANEL; v += sizeof(vec) / 4) store(expanded + i + v, load<vec>(b + i + v));
+                tile_rows<float>(p, expanded, row, row_end, panel, k0, k);
+            } else {
+                tile_rows<T>(p, b, row, row_end, panel, k0, k);
+            }
+        }
+    }
+}
+
+// Share `row_blocks` x panels evenly between threads, panels running fastest.
+template <class T> void share(const Problem& p, int64_t row_blocks, int64_t thread, int64_t threads) {
+    const int64_t panels = (p.N + PANEL - 1) / PANEL, units = row_blocks * panels;
+    int64_t unit = thread * units / threads;
+    const int64_t end = (thread + 1) * units / threads;
+    while (unit < end) {
+        const int64_t index = unit / panels, panel = unit % panels;
+        const int64_t panel_end = std::min(panels, panel + end - unit);
+        if (p.M <= MAX_ROWS)
+            stream_panels<MAX_ROWS, T>(p, panel, panel_end);
+        else
+            block<T>(p, p.M * index / row_blocks, p.M * (index + 1) / row_blocks, panel, panel_end);
+        unit += panel_end - panel;
+    }
+}
+
+template <class T> void linear(const Problem& p) {
+    const int64_t panels = (p.N + PANEL - 1) / PANEL;
+    int64_t row_blocks = (p.M + ROW_BLOCK - 1) / ROW_BLOCK;
+    if (panels < 4 * thread_count)  // few columns for many threads: split rows too, in tiles of full height
+        row_blocks = std::max(row_blocks, std::min(p.M / MAX_ROWS, (4 * thread_count + panels - 1) / panels));
+    if (p.M * p.N * p.K < 1 << 16) return share<T>(p, row_blocks, 0, 1);
+#pragma omp parallel num_threads(thread_count)
+    {
+#ifdef _OPENMP
+        share<T>(p, row_blocks, omp_get_thread_num(), omp_get_num_threads());
+#else
+        share<T>(p, row_blocks, 0, 1);
+#endif
+    }
+}
+
+template <class U> void pack(const U* w, U* panels, int64_t N, int64_t K) {
+#pragma omp parallel for schedule(static) num_threads(thread_count)
+    for (int64_t panel = 0; panel < (N + PANEL - 1) / PANEL; panel++) {
+        const int64_t count = std::min(PANEL, N - panel * PANEL);
+        const U* from = w + panel * PANEL * K;
+        U* to = panels + panel * PANEL * K;
+        for (int64_t k0 = 0; k0 < K; k0 += PANEL)
+            for (int64_t j = 0; j < PANEL; j++)
+                for (int64_t k = k0; k < std::min(K, k0 + PANEL); k++)
+                    to[k * PANEL + j] = j < count ? from[j * K + k] : U(0);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// storage: 0 float32, 1 bfloat16, 2 float16.
+void fl_linear(const float* x, int64_t ldx, const void* w, int64_t storage, const float* bias, float* y, int64_t M,
+               int64_t N, int64_t K) {
+    const Problem p{x, ldx, w, bias, y, M, N, K};
+    storage == 0 ? linear<float>(p) : storage == 1 ? linear<bf16>(p) : linear<fp16>(p);
+}
+
+void fl_pack(const void* w, void* panels, int64_t item_size, int64_t N, int64_t K) {
+    if (item_size == 4)
+        pack(static_cast<const uint32_t*>(w), static_cast<uint32_t*>(panels), N, K);
+    else
+        pack(static_cast<const uint16_t*>(w), static_cast<uint16_t*>(panels), N, K);
+}
+
+void fl_set_threads(int64_t count) { thread_count = int(count); }
+}

@@ -1,0 +1,196 @@
+"""Operations on CPU in compiled code: float32 activations, weights in float32, bfloat16 or float16, float32 KV cache.
+Registered for 'cpu'; called by models through `Ops`. Engine and worker processes.
+
+Every result is batch invariant: the number for a row does not depend on the other rows, on how a prompt was cut into
+steps, or on the number of threads. Shapes and types are asserted; numbers from the batch that index memory are checked
+in the kernels.
+
+Legend: see `registry`.
+"""
+
+import torch
+from torch import Tensor
+
+from model_runtime.batch import Batch
+from model_runtime.kernels.library import library
+from model_runtime.kv_store import KVLayer
+from model_runtime.ops.registry import HeadShape, PackedWeight, RopeTable, register
+
+PANEL = 16
+"""Output features of a packed panel."""
+STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""How the kernels number the storage types."""
+
+
+def _assert_plain(*tensors: Tensor) -> None:
+    """What the kernels read and write: contiguous float32."""
+    for tensor in tensors:
+        assert tensor.dtype == torch.float32, f"expected float32, got {tensor.dtype}"
+        assert tensor.is_contiguous(), "expected a contiguous tensor"
+
+
+@register("pack", "cpu")
+def pack(weight_NK: Tensor) -> PackedWeight:
+    """Panels [ceil(N / 16), K, 16], zero padded, in the storage type of the weight."""
+    assert weight_NK.dtype in STORAGE, f"cannot pack {weight_NK.dtype}"
+    num_rows, num_columns = weight_NK.shape
+    source = weight_NK.contiguous()
+    data = torch.empty(-(-num_rows // PANEL), num_columns, PANEL, dtype=source.dtype)
+    library().pack(source.data_ptr(), data.data_ptr(), source.element_size(), num_rows, num_columns)
+    return PackedWeight(data=data, num_rows=num_rows, num_columns=num_columns)
+
+
+@register("linear", "cpu")
+def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
+    """[T, N] = x @ weight.T + bias."""
+    _assert_plain(x_TK)
+    num_tokens, num_columns = x_TK.shape
+    assert num_columns == weight.num_columns, f"x has {num_columns} columns, the weight {weight.num_columns}"
+    bias = 0
+    if bias_N is not None:
+        _assert_plain(bias_N)
+        assert bias_N.numel() == weight.num_rows, (
+            f"bias has {bias_N.numel()} numbers, the weight {weight.num_rows} rows"
+        )
+        bias = bias_N.data_ptr()
+    out_TN = torch.empty(num_tokens, weight.num_rows)
+    library().linear(
+        x_TK.data_ptr(),
+        num_columns,
+        weight.data.data_ptr(),
+        STORAGE[weight.data.dtype],
+        bias,
+        out_TN.data_ptr(),
+        num_tokens,
+        weight.num_rows,
+        num_columns,
+    )
+    return out_TN
+
+
+@register("embedding", "cpu")
+def embedding(ids_T: Tensor, table: PackedWeight) -> Tensor:
+    """[T, K] float32 rows of the packed table."""
+    assert ids_T.dtype == torch.int32 and ids_T.is_contiguous(), "ids must be contiguous int32"
+    out_TK = torch.empty(ids_T.shape[0], table.num_columns)
+    failed = library().embedding(
+        ids_T.data_ptr(),
+        table.data.data_ptr(),
+        STORAGE[table.data.dtype],
+        ids_T.shape[0],
+        table.num_rows,
+        table.num_columns,
+        out_TK.data_ptr(),
+    )
+    assert not failed, f"a token id is outside 0 .. {table.num_rows - 1}"
+    return out_TK
+
+
+@register("rms_norm", "cpu")
+def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight of each row."""
+    _assert_plain(x_TK, weight_K)
+    num_columns = weight_K.numel()
+    assert x_TK.shape[-1] == num_columns, f"x has {x_TK.shape[-1]} columns, the weight {num_columns}"
+    out_TK = torch.empty_like(x_TK)
+    num_rows = x_TK.numel() // num_columns
+    library().rms_norm(x_TK.data_ptr(), weight_K.data_ptr(), eps, num_rows, num_columns, out_TK.data_ptr())
+    return out_TK
+
+
+@register("qk_norm", "cpu")
+def qk_norm(qkv_TE: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, eps: float, shape: HeadShape) -> None:
+    """rms_norm of every query head and every key head, in place."""
+    _assert_plain(qkv_TE, q_weight_D, k_weight_D)
+    _assert_heads(qkv_TE, shape)
+    assert q_weight_D.numel() == k_weight_D.numel() == shape.head_dim, "norm weights must have a number per channel"
+    library().qk_norm(
+        qkv_TE.data_ptr(),
+        q_weight_D.data_ptr(),
+        k_weight_D.data_ptr(),
+        eps,
+        qkv_TE.shape[0],
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+    )
+
+
+@register("rope_and_cache", "cpu")
+def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, shape: HeadShape) -> None:
+    """Rotate queries and keys in place, write keys and values to the batch's slots."""
+    _assert_plain(qkv_TE, rope.cos_PR2, rope.sin_PR2)
+    _assert_heads(qkv_TE, shape)
+    num_positions, half = rope.cos_PR2.shape
+    assert 2 * half <= shape.head_dim, f"{2 * half} rotated channels in a head of {shape.head_dim}"
+    failed = library().rope_and_cache(
+        qkv_TE.data_ptr(),
+        rope.cos_PR2.data_ptr(),
+        rope.sin_PR2.data_ptr(),
+        num_positions,
+        2 * half,
+        rope.interleaved,
+        batch.positions_T.data_ptr(),
+        batch.slots_T.data_ptr(),
+        kv.key_NHDB.data_ptr(),
+        kv.value_NHBD.data_ptr(),
+        _num_slots(kv, batch, shape),
+        qkv_TE.shape[0],
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        batch.block_size,
+    )
+    assert not failed, f"a position or slot is outside the {num_positions} positions of the rope table or the KV cache"
+
+
+@register("paged_attention", "cpu")
+def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
+    """[T, H D]: causal softmax attention through the block table."""
+    _assert_plain(qkv_TE)
+    _assert_heads(qkv_TE, shape)
+    _num_slots(kv, batch, shape)
+    out_TC = torch.empty(qkv_TE.shape[0], shape.num_heads * shape.head_dim)
+    library().paged_attention(
+        qkv_TE.data_ptr(),
+        kv.key_NHDB.data_ptr(),
+        kv.value_NHBD.data_ptr(),
+        out_TC.data_ptr(),
+        batch.query_starts_S1.data_ptr(),
+        batch.kv_lens_S.data_ptr(),
+        batch.block_tables.data_ptr(),
+        batch.table_starts_S1.data_ptr(),
+        batch.num_sequences,
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        batch.block_size,
+        scale,
+        window,
+    )
+    return out_TC
+
+
+@register("silu_mul", "cpu")
+def silu_mul(gate_up_T2F: Tensor) -> Tensor:
+    """[T, F] = silu(first half) * second half."""
+    _assert_plain(gate_up_T2F)
+    num_tokens, width = gate_up_T2F.shape
+    assert width % 2 == 0, f"{width} columns are not two halves"
+    out_TF = torch.empty(num_tokens, width // 2)
+    library().silu_mul(gate_up_T2F.data_ptr(), num_tokens, width // 2, out_TF.data_ptr())
+    return out_TF
+
+
+def _assert_heads(qkv_TE: Tensor, shape: HeadShape) -> None:
+    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    assert qkv_TE.shape[1] == width, f"qkv has {qkv_TE.shape[1]} columns, the heads need {width}"
+
+
+def _num_slots(kv: KVLayer, batch: Batch, shape: HeadShape) -> int:
+    """Token slots of the cache, whose layout must be that of the batch and the heads."""
+    _assert_plain(kv.key_NHDB, kv.value_NHBD)
+    num_blocks = kv.key_NHDB.shape[0]
+    expected = (num_blocks, shape.num_kv_heads, shape.head_dim, batch.block_size)
+    assert kv.key_NHDB.shape == expected, f"keys are {tuple(kv.key_NHDB.shape)}, expected {expected}"
+    return num_blocks * batch.block_size

@@ -1,0 +1,88 @@
+"""Inputs for tests of operations: seeded numbers, ragged batches over blocks in random order, caches full of NaN."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_runtime.batch import Batch, make_batch
+from model_runtime.kernels.build import BuildError
+from model_runtime.kernels.library import library
+from model_runtime.kv_store import KVLayer, allocate
+from model_runtime.ops import load_ops
+from model_runtime.ops.registry import HeadShape, Ops, RopeTable
+from scheduler.plan import SampleRows, ScoreRows, StepPlan, ints
+
+CPU = torch.device("cpu")
+STORAGE_TYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def compiled() -> Ops:
+    """The compiled operations; skips where there is no compiler."""
+    try:
+        library()
+    except BuildError as error:
+        pytest.skip(str(error))
+    return load_ops(CPU, "auto")
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    """Seeded standard normal float32 numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batch_of(query_lens: list[int], kv_lens: list[int], block_size: int, num_blocks: int, seed: int = 0) -> Batch:
+    """A batch whose sequences own random blocks."""
+    needed = [-(-kv_len // block_size) for kv_len in kv_lens]
+    assert sum(needed) <= num_blocks
+    blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))[: sum(needed)].tolist()
+    return batch_with_blocks(query_lens, kv_lens, blocks, block_size)
+
+
+def batch_with_blocks(query_lens: list[int], kv_lens: list[int], blocks: list[int], block_size: int) -> Batch:
+    """A batch from lengths and the concatenated block tables."""
+    plan = StepPlan(
+        step_id=0,
+        token_ids=ints([0] * sum(query_lens)),
+        query_lens=ints(query_lens),
+        kv_lens=ints(kv_lens),
+        block_tables=ints(blocks),
+        sample=SampleRows(),
+        score=ScoreRows(),
+    )
+    return make_batch(plan, block_size, CPU)
+
+
+def kv_cache(shape: HeadShape, num_blocks: int, block_size: int) -> KVLayer:
+    """A cache full of NaN: what was never written must not matter."""
+    (layer,) = allocate(
+        num_layers=1,
+        num_blocks=num_blocks,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        block_size=block_size,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    layer.key_NHDB.fill_(float("nan"))
+    layer.value_NHBD.fill_(float("nan"))
+    return layer
+
+
+def as_double(kv: KVLayer) -> KVLayer:
+    return KVLayer(kv.key_NHDB.double(), kv.value_NHBD.double())
+
+
+def rope_table(num_positions: int, rotary_dim: int, interleaved: bool) -> RopeTable:
+    angles = torch.arange(num_positions)[:, None] * 10000.0 ** -(torch.arange(0, rotary_dim, 2) / rotary_dim)
+    return RopeTable(cos_PR2=angles.cos(), sin_PR2=angles.sin(), interleaved=interleaved)
+
+
+def fill_cache(kv: KVLayer, batch: Batch, seed: int) -> None:
+    """Random keys and values at every position that the batch's sequences have."""
+    tables, starts = batch.block_tables, batch.table_starts_S1.tolist()
+    for s, kv_len in enumerate(batch.kv_lens_S.tolist()):
+        position = torch.arange(kv_len)
+        block, offset = tables[starts[s] + position // batch.block_size].long(), position % batch.block_size
+        _, heads, dim, _ = kv.key_NHDB.shape
+        kv.key_NHDB[block, :, :, offset] = randn(kv_len, heads, dim, seed=seed + s)
+        kv.value_NHBD[block, :, offset] = randn(kv_len, heads, dim, seed=seed + 1000 + s)

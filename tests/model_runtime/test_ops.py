@@ -1,0 +1,173 @@
+"""Every registered implementation of every operation against the reference in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_runtime.ops import load_ops
+from model_runtime.ops.registry import HeadShape, Ops, implementations
+from tests.model_runtime.op_cases import (
+    CPU,
+    STORAGE_TYPES,
+    as_double,
+    batch_of,
+    compiled,
+    fill_cache,
+    kv_cache,
+    randn,
+    rope_table,
+)
+
+
+@pytest.fixture(params=["reference", "auto"])
+def ops(request: pytest.FixtureRequest) -> Ops:
+    """Each implementation that runs on this machine."""
+    return load_ops(CPU, "reference") if request.param == "reference" else compiled()
+
+
+EXACT = load_ops(CPU, "reference")
+
+
+def assert_close(actual: Tensor, exact: Tensor, tolerance: float) -> None:
+    """Largest error, relative to the largest exact number, is at most `tolerance`; both have the same shape."""
+    assert actual.shape == exact.shape
+    error = (actual.double() - exact).abs().max() / exact.abs().max()
+    assert error <= tolerance, f"relative error {error:.2e}"
+
+
+def test_every_operation_is_registered_for_any_device_and_for_cpu() -> None:
+    for name in Ops.__dataclass_fields__:
+        assert set(implementations(name)) >= {"any", "cpu"}
+
+
+# Dense operations
+
+
+@pytest.mark.parametrize("dtype", STORAGE_TYPES)
+@pytest.mark.parametrize(
+    ("rows", "n", "k"), [(1, 16, 8), (1, 75, 33), (3, 1, 1), (5, 100, 257), (7, 40, 600), (31, 50, 513)]
+)
+def test_linear(ops: Ops, dtype: torch.dtype, rows: int, n: int, k: int) -> None:
+    x, weight, bias = randn(rows, k, seed=1), randn(n, k, seed=2).to(dtype), randn(n, seed=3)
+    exact = x.double() @ weight.double().T
+    assert_close(ops.linear(x, ops.pack(weight), None), exact, 1e-6)
+    assert_close(ops.linear(x, ops.pack(weight), bias), exact + bias.double(), 1e-6)
+
+
+def test_linear_expands_every_float16_and_bfloat16_number_exactly(ops: Ops) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+        finite = numbers[numbers.isfinite()][:, None]
+        assert torch.equal(ops.linear(torch.ones(1, 1), ops.pack(finite), None)[0], finite[:, 0].float())
+        special = torch.tensor([[float("inf")], [float("-inf")], [float("nan")]], dtype=dtype)
+        for rows in (1, 9):
+            out = ops.linear(torch.ones(rows, 1), ops.pack(special), None)
+            assert out[:, 0].eq(float("inf")).all()
+            assert out[:, 1].eq(float("-inf")).all()
+            assert out[:, 2].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", STORAGE_TYPES)
+def test_embedding_returns_the_rows_exactly(ops: Ops, dtype: torch.dtype) -> None:
+    table = randn(75, 33).to(dtype)
+    ids = torch.tensor([0, 74, 16, 16, 31], dtype=torch.int32)
+    assert torch.equal(ops.embedding(ids, ops.pack(table)), table[ids].float())
+
+
+@pytest.mark.parametrize("bad", [-1, 75])
+def test_embedding_refuses_ids_outside_the_table(bad: int) -> None:
+    ops = compiled()
+    with pytest.raises(AssertionError, match=r"outside 0 \.\. 74"):
+        ops.embedding(torch.tensor([3, bad], dtype=torch.int32), ops.pack(randn(75, 8)))
+
+
+@pytest.mark.parametrize(("rows", "k"), [(1, 576), (3, 13), (70, 600)])
+def test_rms_norm(ops: Ops, rows: int, k: int) -> None:
+    x, weight = randn(rows, k, seed=1) * 5, randn(k, seed=2)
+    assert_close(ops.rms_norm(x, weight, 1e-5), EXACT.rms_norm(x.double(), weight.double(), 1e-5), 5e-7)
+    tiny = x * 1e-6
+    assert_close(ops.rms_norm(tiny, weight, 1e-5), EXACT.rms_norm(tiny.double(), weight.double(), 1e-5), 5e-7)
+
+
+@pytest.mark.parametrize(("rows", "f"), [(1, 1536), (3, 13), (70, 601)])
+def test_silu_mul(ops: Ops, rows: int, f: int) -> None:
+    gate_up = randn(rows, 2 * f) * 20
+    exact = EXACT.silu_mul(gate_up.double())
+    error = (ops.silu_mul(gate_up).double() - exact).abs() / exact.abs().clamp_min(1e-30)
+    assert error.max() <= 8e-7
+
+
+def test_silu_mul_at_the_ends_of_the_range(ops: Ops) -> None:
+    gate = torch.tensor([[0.0, -1e4, 1e4, -88.0, 88.0, float("nan"), float("inf")]])
+    out = ops.silu_mul(torch.cat([gate, torch.ones_like(gate)], dim=1))[0]
+    assert torch.equal(out[[0, 2, 4, 6]], gate[0, [0, 2, 4, 6]])
+    assert out[[1, 3]].abs().max() < 1e-30
+    assert out[5].isnan()
+
+
+# Operations on heads and the KV cache
+
+
+SHAPES = [
+    HeadShape(num_heads=1, num_kv_heads=1, head_dim=8),
+    HeadShape(num_heads=6, num_kv_heads=2, head_dim=64),
+    HeadShape(num_heads=5, num_kv_heads=1, head_dim=24),
+    HeadShape(num_heads=8, num_kv_heads=1, head_dim=128),
+    HeadShape(num_heads=4, num_kv_heads=4, head_dim=80),
+    HeadShape(num_heads=14, num_kv_heads=2, head_dim=20),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_qk_norm(ops: Ops, shape: HeadShape) -> None:
+    qkv = randn(7, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
+    exact = qkv.double()
+    q_weight, k_weight = randn(shape.head_dim, seed=1), randn(shape.head_dim, seed=2)
+    ops.qk_norm(qkv, q_weight, k_weight, 1e-6, shape)
+    EXACT.qk_norm(exact, q_weight.double(), k_weight.double(), 1e-6, shape)
+    assert_close(qkv, exact, 5e-7)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("block_size", [1, 8, 16])
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+def test_rope_and_cache(ops: Ops, shape: HeadShape, block_size: int, interleaved: bool) -> None:
+    batch = batch_of([5, 1, 20], [5, 30, 27], block_size, 80)
+    kv = kv_cache(shape, 80, block_size)
+    exact_kv = as_double(kv)
+    qkv = randn(26, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
+    exact = qkv.double()
+    for rotary_dim in (shape.head_dim, shape.head_dim // 2):
+        rope = rope_table(40, rotary_dim, interleaved)
+        ops.rope_and_cache(qkv, rope, batch, kv, shape)
+        EXACT.rope_and_cache(exact, rope, batch, exact_kv, shape)
+        assert_close(qkv, exact, 1e-6)
+    written = ~exact_kv.key_NHDB.isnan()
+    assert written.sum() == 26 * shape.num_kv_heads * shape.head_dim
+    assert torch.equal(written, ~kv.key_NHDB.isnan())
+    assert_close(kv.key_NHDB[written], exact_kv.key_NHDB[written], 1e-6)
+    assert_close(kv.value_NHBD.nan_to_num(), exact_kv.value_NHBD.nan_to_num(), 1e-6)
+
+
+def test_rope_and_cache_refuses_positions_beyond_the_table_and_slots_beyond_the_cache() -> None:
+    ops, shape = compiled(), SHAPES[0]
+    qkv = randn(2, 24)
+    batch = batch_of([2], [12], 4, 8)
+    for positions, blocks in ((11, 8), (12, int(batch.block_tables.max()))):
+        with pytest.raises(AssertionError, match="position or slot"):
+            ops.rope_and_cache(qkv, rope_table(positions, 8, False), batch, kv_cache(shape, blocks, 4), shape)
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 64, 100])
+@pytest.mark.parametrize("block_size", [1, 8, 16, 32, 256])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_paged_attention(ops: Ops, shape: HeadShape, block_size: int, window: int) -> None:
+    query_lens, kv_lens = [1, 1, 70, 3, 16, 1], [1, 64, 70, 131, 80, 600]
+    num_blocks = sum(-(-n // block_size) for n in kv_lens) + 2
+    batch = batch_of(query_lens, kv_lens, block_size, num_blocks)
+    kv = kv_cache(shape, num_blocks, block_size)
+    fill_cache(kv, batch, seed=5)
+    qkv = randn(sum(query_lens), (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim) * 2
+    actual = ops.paged_attention(qkv, kv, batch, shape, shape.head_dim**-0.5, window)
+    exact = EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, shape.head_dim**-0.5, window)
+    assert_close(actual, exact, 3e-6)

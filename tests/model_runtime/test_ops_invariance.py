@@ -1,0 +1,131 @@
+"""Batch invariance of the compiled operations, bit for bit: the number for a row does not depend on the other rows, its
+place in the batch, the cut of the prompt into steps, the blocks it lies in, or the number of threads."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_runtime.ops import set_threads
+from model_runtime.ops.registry import HeadShape, Ops
+from tests.model_runtime.op_cases import (
+    STORAGE_TYPES,
+    batch_of,
+    batch_with_blocks,
+    compiled,
+    fill_cache,
+    kv_cache,
+    randn,
+    rope_table,
+)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Two threads during a test, whatever the machine has."""
+    before = torch.get_num_threads()
+    set_threads(2)
+    yield
+    set_threads(before)
+
+
+@pytest.mark.parametrize("dtype", STORAGE_TYPES)
+@pytest.mark.parametrize(("n", "k"), [(70, 577), (16, 100)])
+def test_a_row_of_linear_is_the_same_in_every_batch(two_threads: None, dtype: torch.dtype, n: int, k: int) -> None:
+    ops = compiled()
+    weight, bias, x = ops.pack(randn(n, k, seed=1).to(dtype)), randn(n, seed=2), randn(300, k, seed=3)
+    alone = torch.cat([ops.linear(x[i : i + 1], weight, bias) for i in range(len(x))])
+    for rows in (*range(2, 41), 300):
+        assert torch.equal(ops.linear(x[:rows], weight, bias), alone[:rows]), f"{rows} rows"
+        shifted = x.roll(rows // 2, 0)[:rows].contiguous()
+        assert torch.equal(ops.linear(shifted, weight, bias), alone.roll(rows // 2, 0)[:rows]), f"{rows} rows, shifted"
+
+
+def test_a_row_of_the_row_operations_is_the_same_in_every_batch(two_threads: None) -> None:
+    ops = compiled()
+    x, weight = randn(300, 578, seed=1), randn(578, seed=2)
+    operations: list[Callable[[Tensor], Tensor]] = [lambda rows: ops.rms_norm(rows, weight, 1e-5), ops.silu_mul]
+    for operation in operations:
+        alone = torch.cat([operation(x[i : i + 1]) for i in range(len(x))])
+        for rows in (2, 3, 17, 40, 300):
+            assert torch.equal(operation(x[:rows]), alone[:rows])
+
+
+def run_layer(ops: Ops, shape: HeadShape, block_size: int, chunk: int, lengths: list[int], window: int) -> Tensor:
+    """Outputs and cached values of sequences (number s is seeded by s) computed together in steps of `chunk` tokens,
+    as they lie by position: [sum of lengths, (H + 2 G) D]."""
+    num_blocks = sum(-(-n // block_size) for n in lengths) + 3
+    kv = kv_cache(shape, num_blocks, block_size)
+    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    inputs = [randn(n, width, seed=s + 1) for s, n in enumerate(lengths)]
+    outputs: list[list[Tensor]] = [[] for _ in lengths]
+    full = batch_of(lengths, lengths, block_size, num_blocks, seed=len(lengths))
+    tables = full.block_tables.tensor_split(full.table_starts_S1[1:-1].long())
+    rope = rope_table(max(lengths), shape.head_dim, False)
+    for start in range(0, max(lengths), chunk):
+        running = [s for s, n in enumerate(lengths) if n > start]
+        stops = [min(lengths[s], start + chunk) for s in running]
+        blocks = [tables[s][: -(-stop // block_size)] for s, stop in zip(running, stops, strict=True)]
+        query_lens = [stop - start for stop in stops]
+        batch = batch_with_blocks(query_lens, stops, torch.cat(blocks).tolist(), block_size)
+        qkv = torch.cat([inputs[s][start:stop] for s, stop in zip(running, stops, strict=True)])
+        ops.rope_and_cache(qkv, rope, batch, kv, shape)
+        out = ops.paged_attention(qkv, kv, batch, shape, 0.125, window)
+        both = torch.cat([out, qkv[:, shape.num_heads * shape.head_dim :]], dim=1)
+        for s, rows in zip(running, both.split(query_lens), strict=True):
+            outputs[s].append(rows)
+    return torch.cat([rows for parts in outputs for rows in parts])
+
+
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize(
+    "shape", [HeadShape(num_heads=6, num_kv_heads=2, head_dim=16), HeadShape(num_heads=5, num_kv_heads=1, head_dim=24)]
+)
+def test_attention_is_the_same_for_every_cut_of_the_prompt(
+    two_threads: None, shape: HeadShape, block_size: int, window: int
+) -> None:
+    ops, length = compiled(), 330
+    whole = run_layer(ops, shape, block_size, length, [length], window)
+    assert whole.isfinite().all()
+    for chunk in (1, 7, 64):
+        assert torch.equal(run_layer(ops, shape, block_size, chunk, [length], window), whole), f"chunks of {chunk}"
+
+
+def test_attention_of_a_sequence_is_the_same_among_others_and_in_other_blocks(two_threads: None) -> None:
+    ops, shape = compiled(), HeadShape(num_heads=6, num_kv_heads=2, head_dim=16)
+    alone = run_layer(ops, shape, 16, 32, [300], 0)
+    for block_size, others in ((16, [5]), (16, [290, 300, 1, 17]), (8, [64] * 12), (64, [280])):
+        assert torch.equal(run_layer(ops, shape, block_size, 32, [300, *others], 0)[:300], alone)
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    ops, shape = compiled(), HeadShape(num_heads=6, num_kv_heads=2, head_dim=16)
+    x, weight = randn(33, 600, seed=1), ops.pack(randn(77, 600, seed=2))
+    results = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        set_threads(threads)
+        linear = [ops.linear(x[:rows].contiguous(), weight, None) for rows in (1, 2, 33)]
+        rows = [ops.rms_norm(x.repeat(4, 1), x[0], 1e-5), ops.silu_mul(x.repeat(4, 1))]
+        attention = [run_layer(ops, shape, 16, chunk, [520, 40], 0) for chunk in (40, 520)]
+        results.append([*linear, *rows, *attention])
+    set_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_keys_after_the_query_are_never_added_in() -> None:
+    """Infinite keys and values written by later tokens of the same step must not reach the earlier ones."""
+    ops, shape = compiled(), HeadShape(num_heads=2, num_kv_heads=1, head_dim=8)
+    batch = batch_of([20], [20], 16, 2)
+    kv, qkv = kv_cache(shape, 2, 16), randn(20, 32)
+    fill_cache(kv, batch, seed=1)
+    clean = ops.paged_attention(qkv, kv, batch, shape, 1.0, 0)
+    for slot in batch.slots_T[12:].tolist():
+        kv.key_NHDB[slot // 16, :, :, slot % 16] = float("inf")
+        kv.value_NHBD[slot // 16, :, slot % 16] = float("inf")
+    poisoned = ops.paged_attention(qkv, kv, batch, shape, 1.0, 0)
+    assert torch.equal(poisoned[:12], clean[:12])
+    assert poisoned[12:].isnan().all()
