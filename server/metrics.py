@@ -53,7 +53,7 @@ class EngineCollector:
         stats = self._engine.stats
         yield self._gauge("num_requests_running", "sequences that are running", stats.running if stats else 0)
         yield self._gauge("num_requests_waiting", "sequences that wait for their turn", stats.waiting if stats else 0)
-        used = stats.total_blocks - stats.free_blocks - stats.cached_blocks if stats else 0
+        used = stats.total_blocks - stats.free_blocks if stats else 0
         share = used / stats.total_blocks if stats and stats.total_blocks else 0.0
         yield self._gauge("kv_cache_usage_perc", "share of the KV blocks that running sequences hold, 0 to 1", share)
         for field, (name, text) in _ENGINE_COUNTERS.items():
