@@ -38,7 +38,8 @@ def socket_address(run_dir: Path) -> str:
 
 
 def _leave_when_orphaned(run_dir: Path) -> None:
-    while sys.stdin.buffer.read(4096):
+    """Reads the descriptor, not `sys.stdin`: a thread inside a buffered read aborts the interpreter's normal exit."""
+    while os.read(sys.stdin.fileno(), 4096):
         pass
     shutil.rmtree(run_dir, ignore_errors=True)
     os._exit(EXIT_ORPHANED)
