@@ -25,7 +25,7 @@ def plain_message(
         raise BadRequest(f"{where}.role must be one of {', '.join(ROLES)}.", param="messages")
     if role == "developer" and not knows_developer:
         role = "system"
-    text = protect(_text_of(message.get("content"), f"{where}.content"))
+    text = _text_of(message.get("content"), f"{where}.content", protect)
     plain: dict[str, object] = {"role": role, "content": [{"type": "text", "text": text}] if takes_parts else text}
     for key in ("name", "tool_call_id", "reasoning_content"):
         if (value := message.get(key)) is not None:
@@ -36,14 +36,15 @@ def plain_message(
     return plain
 
 
-def _text_of(content: object, where: str) -> str:
+def _text_of(content: object, where: str, protect: Protect) -> str:
+    """Parts are protected one by one, so that none completes what another begins."""
     if content is None:
         return ""
     if isinstance(content, str):
-        return content
+        return protect(content)
     if not isinstance(content, Sequence):
         raise BadRequest(f"{where} must be a string or a list of parts.", param="messages")
-    return "\n".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return "\n".join(protect(_part_text(part, f"{where}[{index}]")) for index, part in enumerate(content))
 
 
 def _part_text(part: object, where: str) -> str:
