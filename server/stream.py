@@ -75,7 +75,7 @@ class Generation:
                         yield delta
             if not all(choice.ended for choice in self._choices()):
                 raise InternalError("The engine ended a stream without a reason.")
-        except ApiError as error:
+        except Exception as error:
             self._end_all(_reason_of(error))
             raise
         finally:
@@ -126,7 +126,7 @@ class Generation:
         )
 
 
-def _reason_of(error: ApiError) -> str | None:
+def _reason_of(error: Exception) -> str | None:
     if isinstance(error, BadRequest | Overloaded):
         return None
     return "timeout" if isinstance(error, DeadlineExceeded) else "error"
