@@ -20,6 +20,7 @@ EXIT_BAD_CONFIGURATION = 2
 """A child's exit code for a fault that a restart cannot mend; its message is on standard error."""
 EXIT_ORPHANED = 3
 
+STDIN = 0
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -37,9 +38,19 @@ def socket_address(run_dir: Path) -> str:
     return f"ipc://{run_dir}/api.sock"
 
 
+def _read_line() -> bytes:
+    """Without Python's buffer: its lock would be held by the watching thread when the process ends."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (part := os.read(STDIN, 65536)):
+            raise SystemExit(EXIT_ORPHANED)
+        line += part
+    return line
+
+
 def _leave_when_orphaned(run_dir: Path) -> None:
     """Reads the descriptor, not `sys.stdin`: a thread inside a buffered read aborts the interpreter's normal exit."""
-    while os.read(sys.stdin.fileno(), 4096):
+    while os.read(STDIN, 4096):
         pass
     shutil.rmtree(run_dir, ignore_errors=True)
     os._exit(EXIT_ORPHANED)
@@ -48,7 +59,7 @@ def _leave_when_orphaned(run_dir: Path) -> None:
 def start_child(title: str) -> ChildStart:
     """Read the configuration, set up logging, name the process and watch for the supervisor's end."""
     setproctitle.setproctitle(f"firstlight: {title}")
-    config = from_json(sys.stdin.buffer.readline())
+    config = from_json(_read_line())
     run_dir = Path(sys.argv[1])
     logging.basicConfig(level=config.process.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
     threading.Thread(target=_leave_when_orphaned, args=(run_dir,), daemon=True, name="orphan-watch").start()

@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from scheduler.config import SchedulerConfig
 from scheduler.request import SamplingParams
-from server import wire
+from server import generation, wire
 from server.errors import Overloaded, Unavailable, from_engine
 from server.generation import GenerationRequest
 from server.randomness import mix_seed
@@ -32,15 +32,10 @@ class Admission:
     def __init__(self, client: "EngineClient") -> None:
         self._client, self._held = client, True
 
-    def take(self) -> bool:
-        """Hand the place over to a submitted request; False when it was released before."""
-        held, self._held = self._held, False
-        return held
-
     def release(self) -> None:
-        """Give the place back. Idempotent; harmless after submit."""
-        if self.take():
-            self._client.reserved -= 1
+        """Give the place back. Idempotent; harmless after submit, which does it too."""
+        self._client.reserved -= self._held
+        self._held = False
 
 
 class ClientStream:
@@ -163,15 +158,14 @@ class EngineClient:
                 f"{self._config.max_outstanding} is the limit; try again"
             )
 
-    def submit(self, requests: list[GenerationRequest], admission: Admission) -> list[ClientStream]:
+    def submit(self, requests: list[GenerationRequest], admission: generation.Admission) -> list[generation.RequestStream]:
         """Start them all or none. Raises Overloaded."""
         if self._generation < 0:
             raise Unavailable(self._not_ready_message())
         tokens = sum(len(request.prompt_ids) * request.n for request in requests)
         if self._queued_tokens + tokens > self._config.max_queued_tokens:
             raise Overloaded(f"the queue holds {self._queued_tokens} prompt tokens and has no room for {tokens} more")
-        held = admission.take()
-        self.reserved -= held
+        admission.release()
         self._require_places(sum(request.n for request in requests))
         return [self._start(request) for request in requests]
 
@@ -219,7 +213,7 @@ class EngineClient:
         future = asyncio.ensure_future(self._socket.send_multipart(frames))
         future.add_done_callback(self._on_sent)
 
-    def _on_sent(self, future: "asyncio.Future[object]") -> None:
+    def _on_sent(self, future: "asyncio.Future[zmq.MessageTracker | None]") -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
             logger.warning("the engine cannot be reached: %s", error)
             self._engine_gone(f"the engine cannot be reached: {error}")
