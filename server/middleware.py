@@ -66,21 +66,35 @@ class RequestContext:
         scope.setdefault("state", {})["record"] = record
 
         async def send_with_id(message: Message) -> None:
+            if record.client_gone:
+                return
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = record.request_id
-            await send(message)
+            try:
+                await send(message)
+            except OSError:
+                record.client_gone = True
+                raise
 
         try:
             await self._app(scope, receive, send_with_id)
+        except OSError:
+            if not record.client_gone:
+                logger.exception("request %s failed", record.request_id)
+                await _fail(record, send_with_id)
         except Exception:
             logger.exception("request %s failed", record.request_id)
-            if not record.status:
-                for message in error_response_messages(InternalError("The server had an error.")):
-                    await send_with_id(message)
+            await _fail(record, send_with_id)
         finally:
             if self._access_log:
                 _log(scope, record)
+
+
+async def _fail(record: RequestRecord, send: Send) -> None:
+    if not record.status:
+        for message in error_response_messages(InternalError("The server had an error.")):
+            await send(message)
 
 
 def _log(scope: Scope, record: RequestRecord) -> None:

@@ -20,7 +20,7 @@ from server.errors import BadRequest, BodyTooLarge, ClientGone, DeadlineExceeded
 from server.schema.common import validate
 from server.schema.unknown import check_unknown
 
-LARGE_BODY = 256 * 1024
+LARGE_BODY = 64 * 1024
 """Bytes above which a body is measured before it is parsed, in a thread."""
 MAX_FIELD_BYTES = 1024 * 1024
 """Of a field other than prompt, messages and tokens in a large body."""

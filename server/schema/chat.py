@@ -49,7 +49,8 @@ def _content_kind(value: object) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("(text)")] | Annotated[list[ContentPart], Tag("(parts)")], Discriminator(_content_kind)
+    Annotated[str, Tag("(text)")] | Annotated[list[ContentPart], Field(fail_fast=True), Tag("(parts)")],
+    Discriminator(_content_kind),
 ]
 
 
@@ -61,7 +62,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, fail_fast=True)
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -76,7 +77,7 @@ class Message(BaseModel):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions"""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
 

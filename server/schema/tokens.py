@@ -14,7 +14,7 @@ class TokenizeBody(BaseModel):
 
     model: str | None = Field(default=None, min_length=1, max_length=256)
     prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
+    messages: list[Message] | None = Field(default=None, min_length=1, fail_fast=True)
     add_special_tokens: bool | None = Field(default=None, description="of a prompt; default true")
     add_generation_prompt: bool | None = Field(default=None, description="of a conversation; default true")
     return_token_strs: bool | None = None
@@ -31,4 +31,4 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = Field(default=None, min_length=1, max_length=256)
-    tokens: list[TokenId]
+    tokens: list[TokenId] = Field(fail_fast=True)
