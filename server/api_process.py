@@ -22,6 +22,7 @@ from server.app import create_app
 from server.child import EXIT_BAD_CONFIGURATION, ChildStart, socket_address, start_child
 from server.client import EngineClient
 from server.config import ProcessConfig
+from server.http_protocol import bounded_protocol
 from server.models import resolve_model
 from server.prompt.tokenizer import load_tokenizer
 
@@ -72,7 +73,7 @@ class Gateway:
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http="httptools",
+                http=bounded_protocol(config.gateway.max_head_bytes, config.gateway.body_timeout),
                 ws="none",
                 lifespan="on",
                 log_config=None,

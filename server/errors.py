@@ -86,6 +86,12 @@ class UnsupportedMediaType(ApiError):
     status = 415
 
 
+class HeadTooLarge(ApiError):
+    """431: request line and headers exceed the configured limit."""
+
+    status = 431
+
+
 class ClientGone(ApiError):
     """499: nobody is left to answer; only the access log sees it."""
 

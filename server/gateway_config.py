@@ -21,8 +21,13 @@ class GatewayConfig:
     max_body_bytes: int = field(
         default=32 * 1024 * 1024, metadata={"help": "largest request body; larger ones get 413", "unit": "bytes"}
     )
+    max_head_bytes: int = field(
+        default=64 * 1024,
+        metadata={"help": "largest request line and headers together; larger ones get 431", "unit": "bytes"},
+    )
     body_timeout: float = field(
-        default=30.0, metadata={"help": "seconds in which a request body must arrive; slower ones get 408"}
+        default=30.0,
+        metadata={"help": "seconds in which a request's headers, and then its body, must arrive; slower ones get 408"},
     )
     max_sequences_per_request: int = field(
         default=128, metadata={"help": "prompts times n of one request; more get 400"}
@@ -34,7 +39,7 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
-        for name in ("max_body_bytes", "body_timeout", "max_sequences_per_request"):
+        for name in ("max_body_bytes", "max_head_bytes", "body_timeout", "max_sequences_per_request"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
         if any(not key for key in self.api_key):

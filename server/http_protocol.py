@@ -1,0 +1,131 @@
+"""HTTP/1.1 as uvicorn speaks it, with what it leaves open: heads are bounded in size and time, a request that offers to
+change to another protocol keeps its body, and refusals look like those of the routes.
+
+API process; `server/api_process.py` gives it to uvicorn. The limits of bodies are in `server/api/body.py`.
+"""
+
+import asyncio
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from server.errors import ApiError, BadRequest, DeadlineExceeded, HeadTooLarge
+from server.middleware import error_response_messages
+
+_OFFERS = (b"upgrade", b"connection", b"http2-settings")
+"""Headers of an offer to change the protocol: HTTP lets a server pass over it."""
+
+
+def bounded_protocol(max_head_bytes: int, head_timeout: float) -> type[HttpToolsProtocol]:
+    """The class of connections whose heads (request line and headers) keep to these limits."""
+
+    class Bounded(BoundedProtocol):
+        limit = max_head_bytes
+        timeout = head_timeout
+
+    return Bounded
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. A head that is too large gets 431; one that does not arrive in time 408, an unused connection is
+    closed without a word."""
+
+    limit: int
+    timeout: float
+    _head_bytes = 0
+    _in_head = True
+    _all_head = True
+    """The data being read belong to one unfinished head."""
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by the event loop."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(self.timeout, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        self._unset_keepalive_if_required()
+        if self._in_head and self._timer is None:
+            self._timer = self.loop.call_later(self.timeout, self._too_slow)
+        self._all_head = self._in_head
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(BadRequest("This is not valid HTTP."))
+        else:
+            if self._all_head:
+                self._count(len(data))
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._pass_over(data[offer.args[0] :])
+
+    def _pass_over(self, rest: bytes) -> None:
+        """Read the request again without its offer: the parser takes what follows for the other protocol."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        head = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        head += [b"%b: %b" % (name, value) for name, value in self.headers if name not in _OFFERS]
+        self.parser = httptools.HttpRequestParser(self)
+        self._in_head = True
+        self._feed(b"\r\n".join(head) + b"\r\n\r\n" + rest)
+
+    def _offers_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        self._in_head = self._all_head = False
+        self._stop_timer()
+        if self._offers_upgrade():
+            return
+        self._head_bytes = 0
+        self._count(len(self.url) + sum(len(name) + len(value) for name, value in self.headers))
+        if not self.transport.is_closing():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser."""
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        self._in_head, self._head_bytes = True, 0
+        if not self._offers_upgrade() and not self.transport.is_closing():
+            super().on_message_complete()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.limit:
+            self._refuse(HeadTooLarge(f"The request's head exceeds the limit of {self.limit} bytes."))
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._timer = self.loop.call_later(self.timeout, self._too_slow)
+        elif self._head_bytes:
+            self._refuse(DeadlineExceeded(f"The request's head did not arrive within {self.timeout:g} s."))
+        else:
+            self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer, unless an answer to an earlier request is on its way, and close."""
+        self._stop_timer()
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            start, body = error_response_messages(error)
+            headers = b"".join(b"%b: %b\r\n" % header for header in start["headers"])
+            self.transport.write(STATUS_LINE[error.status] + headers + b"connection: close\r\n\r\n" + body["body"])
+        self.transport.close()
