@@ -139,14 +139,12 @@ def test_overload_is_smoothed_by_the_clients_retries(client: openai.OpenAI, engi
 def test_failure_in_mid_stream_is_an_api_error(client: openai.OpenAI, engine: FakeEngine) -> None:
     """H01."""
     engine.script = raises(InternalError("The engine failed."), "ab")
-    seen = ""
-    with (
-        pytest.raises(openai.APIError, match="The engine failed"),
-        client.chat.completions.create(model="tiny", messages=HI, stream=True) as stream,
-    ):
-        for chunk in stream:
-            seen += chunk.choices[0].delta.content or ""
-    assert seen == "ab"
+    seen = []
+    with client.chat.completions.create(model="tiny", messages=HI, stream=True) as stream:
+        chunks = (seen.append(chunk.choices[0].delta.content) for chunk in stream)
+        with pytest.raises(openai.APIError, match="The engine failed"):
+            list(chunks)
+    assert seen == ["", "a", "b"]
 
 
 def test_async(port: int) -> None:
@@ -166,6 +164,13 @@ def test_async(port: int) -> None:
     assert asyncio.run(scenario()) == [TEXT] * 9
 
 
+def raw_request(*, stream: bool, n: int) -> bytes:
+    """A chat request as it goes over the wire."""
+    body = json.dumps({"model": "tiny", "messages": HI, "stream": stream, "n": n}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sesame\r\n"
+    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
 def wait_for(condition: object) -> float:
     """Seconds until it holds; fails after five."""
     begun = time.monotonic()
@@ -179,12 +184,8 @@ def wait_for(condition: object) -> float:
 @pytest.mark.parametrize("events", [0, 2])
 def test_closing_the_socket_cancels(port: int, engine: FakeEngine, stream: bool, events: int) -> None:
     engine.hold_after = events
-    body = json.dumps({"model": "tiny", "messages": HI, "stream": stream, "n": 2}).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sesame\r\ncontent-length: {len(body)}"
-    )
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(head.encode() + b"\r\ncontent-type: application/json\r\n\r\n" + body)
+        connection.sendall(raw_request(stream=stream, n=2))
         wait_for(lambda: engine.live == 2 and engine.streams[0].delivered >= events)
     assert wait_for(lambda: engine.live == 0) < 2
     assert engine.cancelled == 2
@@ -193,12 +194,10 @@ def test_closing_the_socket_cancels(port: int, engine: FakeEngine, stream: bool,
 def test_a_reader_that_stops_holds_the_stream_back(port: int, engine: FakeEngine) -> None:
     """The socket's buffers fill up; after that nothing more is pulled from the engine."""
     engine.script = says("x" * 400)
-    body = json.dumps({"model": "tiny", "messages": HI, "stream": True, "n": 128, "return_token_ids": True}).encode()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", port))
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sesame\r\ncontent-length: {len(body)}"
-        connection.sendall(head.encode() + b"\r\ncontent-type: application/json\r\n\r\n" + body)
+        connection.sendall(raw_request(stream=True, n=128))
         wait_for(lambda: engine.streams and engine.streams[0].delivered)
         seen = -1
         while seen != engine.streams[0].delivered:
