@@ -78,7 +78,7 @@ class RequestContext:
                 raise
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(_as_get(scope), receive, send_with_id)
         except OSError:
             if not record.client_gone:
                 logger.exception("request %s failed", record.request_id)
@@ -89,6 +89,11 @@ class RequestContext:
         finally:
             if self._access_log:
                 _log(scope, record)
+
+
+def _as_get(scope: Scope) -> Scope:
+    """HEAD goes the way of GET; the server leaves the body out, by the scope that it keeps."""
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 async def _fail(record: RequestRecord, send: Send) -> None:
