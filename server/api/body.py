@@ -7,7 +7,7 @@ takes some milliseconds and builds nothing; only what could fit is then parsed, 
 import asyncio
 import json
 import re
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ MAX_ESCAPE = 6
 """JSON spells a byte of text with at most this many (`\\u0041`)."""
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_CONSTANT = re.compile(rb"NaN|Infinity")
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NOT_JSON = "The body is not valid JSON"
 
@@ -124,37 +125,41 @@ def _check_prompt_size(name: str, value: bytes, limits: Limits) -> None:
 def parse(raw: bytes) -> dict[str, Any]:
     """A JSON object, strictly: UTF-8, no NaN, no repeated keys, no lone surrogates. Raises BadRequest."""
     try:
-        document = json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        document = json.loads(raw.decode(), object_pairs_hook=_unique)
     except UnicodeDecodeError:
         raise BadRequest(f"{_NOT_JSON}: it is not UTF-8.") from None
     except RecursionError:
         raise BadRequest(f"{_NOT_JSON}: it is nested too deeply.") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise BadRequest(f"{_NOT_JSON}: {error}") from None
+    except ValueError:
+        raise BadRequest("The body holds a number of too many digits.") from None
     if not isinstance(document, dict):
         raise BadRequest("The body must be a JSON object.")
+    if _CONSTANT.search(raw):
+        _refuse_fields(document, "holds NaN or Infinity, which JSON does not have", allow_nan=False)
     if _SURROGATE.search(raw):
-        _refuse_lone_surrogates(document)
+        _refuse_fields(document, "holds text that is not valid Unicode", allow_nan=True)
     return document
 
 
-def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    pairs = list(pairs)
+def _printable(name: str) -> str:
+    return name.encode("ascii", "replace").decode()[:64]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("an object repeats a key")
+        repeated = _printable(Counter(name for name, _ in pairs).most_common(1)[0][0])
+        raise BadRequest(f"{repeated} is given more than once in an object.", param=repeated)
     return found
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
-
-
-def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
+def _refuse_fields(document: dict[str, Any], fault: str, *, allow_nan: bool) -> None:
+    """Raises BadRequest for the first field that cannot be spelled in strict JSON of UTF-8."""
     for name, value in document.items():
         try:
             name.encode()
-            json.dumps(value, ensure_ascii=False).encode()
-        except (UnicodeEncodeError, RecursionError):
-            printable = name.encode("ascii", "replace").decode()[:64]
-            raise BadRequest(f"{printable} holds text that is not valid Unicode.", param=printable) from None
+            json.dumps(value, ensure_ascii=False, allow_nan=allow_nan).encode()
+        except (ValueError, RecursionError):
+            raise BadRequest(f"{_printable(name)} {fault}.", param=_printable(name)) from None
