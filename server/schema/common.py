@@ -15,6 +15,15 @@ INT32_MAX = 2**31 - 1
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
 MAX_REPORTED_ERRORS = 3
+PLAIN_MESSAGES = {
+    "missing": "a value is required",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+    "extra_forbidden": "there is no such field",
+    "string_pattern_mismatch": "holds characters that are not allowed, or too many",
+}
+"""Instead of the validator's own, which speak of Python."""
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
@@ -71,7 +80,7 @@ class GenerationBody(BaseModel):
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
     stop: StopStrings | None = None
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=128)
     include_stop_str_in_output: bool | None = None
@@ -138,7 +147,7 @@ def _bad_request(error: ValidationError) -> BadRequest:
     details = error.errors(include_url=False, include_context=False, include_input=False)
     texts = []
     for detail in details[:MAX_REPORTED_ERRORS]:
-        message = detail["msg"].removeprefix("Value error, ")
+        message = PLAIN_MESSAGES.get(detail["type"], detail["msg"].removeprefix("Value error, "))
         texts.append(f"{_param(detail['loc']) or 'body'}: {message}")
     more = len(details) - len(texts)
     suffix = f" ({more} more)" if more else ""
