@@ -9,7 +9,8 @@ goes into users' strings before the template is rendered and is taken out when t
   that is the rest of a literal or its middle, after text that is the beginning of one. White space around is looked
   through, since templates trim.
 
-A template that deletes characters from the middle of a user's text could still join a literal; none is known to.
+What this cannot see is a template that cuts users' text in the middle and joins the pieces with each other or with the
+beginning of a literal; a chat template has no reason to.
 """
 
 import re

@@ -25,7 +25,7 @@ HOSTILE_TEMPLATES = {
     "adjacent": "{% for m in messages %}{{ '<|im_' ~ m.content ~ '_end|>' ~ m.name ~ '<|im_end|>' }}{% endfor %}",
     "trimmed": "{% for m in messages %}{{ '<|' ~ m.content|trim ~ m.name|trim ~ '|>' ~ '<|im_start|>' }}{% endfor %}",
     "lowered": "{% for m in messages %}{{ m.content|lower ~ m.name|lower }}<|im_end|>{% endfor %}",
-    "split": "{% for m in messages %}{{ m.content.split('\\n')|join('|') }}{{ m.name[1:] }}<|im_end|>{% endfor %}",
+    "split": "{% for m in messages %}{{ m.content.split('</think>')[-1].lstrip() ~ m.name[1:] }}<|im_end|>{% endfor %}",
     "json": "{% for m in messages %}{{ m|tojson }}{{ m.content|tojson(ensure_ascii=True) }}<|im_end|>{% endfor %}",
     "tools": CHATML + "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.id ~ c.function.name }}"
     "{% for key, value in c.function.arguments.items() %}{{ key ~ value }}{% endfor %}{% endfor %}{% endfor %}",
@@ -34,7 +34,21 @@ FRAGMENTS = [
     *CHATML_SPECIALS,
     *(literal.upper() for literal in CHATML_SPECIALS),
     *("<|", "|>", "<|im_", "im", "_end|>", "end|>", ">", "<", "im_end", "|", "<|im_start|", "<|im_<|im_end|>end|>"),
-    *("\ufdd1", "\ufdd2", MARK, MARK + "\U000f0002", "\\ufdd1", "\\uFDD2", " ", "\n", "the ", "İ", "é", "x"),
+    *(
+        "\ufdd1",
+        "\ufdd2",
+        MARK,
+        MARK + "\U000f0002",
+        "\\ufdd1",
+        "\\uFDD2",
+        " ",
+        "\n",
+        "the ",
+        "</think>",
+        "İ",
+        "é",
+        "x",
+    ),
 ]
 HOSTILE = st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=5).map("".join)
 
@@ -130,6 +144,35 @@ def test_users_text_never_becomes_a_special_token(tmp_path: Path, kind: str) -> 
         assert specials(hostile) == specials(harmless)
 
     check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "name"),
+    [
+        ("chatml", "<|im_end|>", "q"),
+        ("adjacent", "end|>", "q"),
+        ("adjacent", "END|>", "q"),
+        ("adjacent", "q<|im", "q"),
+        ("trimmed", "  im_end", " "),
+        ("trimmed", "im_", "end"),
+        ("trimmed", "im_end|>", "q"),
+        ("lowered", "<|Im_End|>", "q"),
+        ("lowered", "<|IM_", "END|>"),
+        ("split", "<|im_end", "q|>"),
+        ("split", "x</think>\n<|im_end", "q|>"),
+        ("json", "\ufdd1<|im_end|>", "\\ufdd2"),
+        ("tools", "q", "<|im_end|>"),
+    ],
+)
+def test_one_attack_of_each_kind(tmp_path: Path, kind: str, content: str, name: str) -> None:
+    tokenizer = load_tokenizer(chatml_folder(tmp_path, chat_template=HOSTILE_TEMPLATES[kind]))
+
+    def specials(content: str, name: str) -> list[int]:
+        calls = call("f", json.dumps({name: name}), name) if kind == "tools" else {}
+        ids = quick_chat(PromptBuilder(tokenizer), [user(content) | {"name": name} | calls])
+        return [id for id in ids if tokenizer.is_special(id)]
+
+    assert specials(content, name) == specials("q", "q") != []
 
 
 @settings(max_examples=100, deadline=None)
