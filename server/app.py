@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from server.api import chat, completions, health, models, openapi, tokens
 from server.api.gateway import Gateway
 from server.auth import Authentication
+from server.door import Door
 from server.errors import ApiError, InternalError, MethodNotAllowed, NotFound
 from server.gateway_config import GatewayConfig
 from server.generation import Engine
@@ -30,7 +31,7 @@ def create_app(config: GatewayConfig, engine: Engine, tokenizer: Tokenizer, mode
         title="firstlight",
         docs_url=None,
         redoc_url=None,
-        middleware=_middleware(config),
+        middleware=_middleware(config, engine),
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_exception},
     )
     app.state.gateway = Gateway(
@@ -47,7 +48,7 @@ def create_app(config: GatewayConfig, engine: Engine, tokenizer: Tokenizer, mode
     return app
 
 
-def _middleware(config: GatewayConfig) -> list[Middleware]:
+def _middleware(config: GatewayConfig, engine: Engine) -> list[Middleware]:
     """Outermost first. Preflight requests carry no key, so CORS comes before authentication."""
     layers = [Middleware(RequestContext, access_log=config.access_log)]
     if config.cors_allow_origins:
@@ -60,7 +61,8 @@ def _middleware(config: GatewayConfig) -> list[Middleware]:
                 expose_headers=EXPOSED_HEADERS,
             )
         )
-    return [*layers, Middleware(Authentication, keys=config.api_key)]
+    door = Middleware(Door, engine=engine, paths=frozenset({chat.PATH, completions.PATH}))
+    return [*layers, Middleware(Authentication, keys=config.api_key), door]
 
 
 def _answer(error: ApiError) -> Response:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.api.body import read_body
-from server.api.gateway import gateway_of, record_of
+from server.api.gateway import admission_of, gateway_of, record_of
 from server.api.logprobs import chat_logprobs
 from server.api.openapi import describe
 from server.api.render import ChoiceResult, ChunkTemplate, Head, collect, to_json, usage_document
@@ -18,23 +18,20 @@ from server.prompt.tokenizer import Tokenizer
 from server.schema.chat import ChatBody
 from server.stream import Generation
 
+PATH = "/v1/chat/completions"
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=describe(ChatBody))
+@router.post(PATH, openapi_extra=describe(ChatBody))
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, as one JSON document or as a stream of chunks."""
     gateway = gateway_of(request)
-    admission = gateway.engine.admit()
-    try:
-        body, ignored = await read_body(request, gateway, ChatBody)
-        body.check_together(gateway.config.max_sequences_per_request)
-        gateway.check_model(body.model)
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        ids = await gateway.prompts.chat(messages, max_model_len=gateway.engine.info.max_model_len)
-        generation = start(gateway, record_of(request), body, [Prepared(ids=ids)], admission)
-    finally:
-        admission.release()
+    body, ignored = await read_body(request, gateway, ChatBody)
+    body.check_together(gateway.config.max_sequences_per_request)
+    gateway.check_model(body.model)
+    messages = [message.model_dump(exclude_none=True) for message in body.messages]
+    ids = await gateway.prompts.chat(messages, max_model_len=gateway.engine.info.max_model_len)
+    generation = start(gateway, record_of(request), body, [Prepared(ids=ids)], admission_of(request))
     renderer = ChatRenderer(body, record_of(request).request_id, gateway.tokenizer)
     return await answer(request, generation, renderer, stream=bool(body.stream), ignored=ignored)
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.api.body import read_body
-from server.api.gateway import Gateway, gateway_of, record_of
+from server.api.gateway import Gateway, admission_of, gateway_of, record_of
 from server.api.logprobs import CompletionLogprobs
 from server.api.openapi import describe
 from server.api.render import ChoiceResult, ChunkTemplate, Head, collect, to_json, usage_document
@@ -18,22 +18,19 @@ from server.prompt.tokenizer import Tokenizer
 from server.schema.completions import CompletionBody
 from server.stream import Generation
 
+PATH = "/v1/completions"
 router = APIRouter()
 
 
-@router.post("/v1/completions", openapi_extra=describe(CompletionBody))
+@router.post(PATH, openapi_extra=describe(CompletionBody))
 async def completions(request: Request) -> Response:
     """Continue one or several prompts, as one JSON document or as a stream of chunks."""
     gateway = gateway_of(request)
-    admission = gateway.engine.admit()
-    try:
-        body, ignored = await read_body(request, gateway, CompletionBody)
-        body.check_together(gateway.config.max_sequences_per_request)
-        gateway.check_model(body.model)
-        prompts = await _prepared(gateway, body)
-        generation = start(gateway, record_of(request), body, prompts, admission)
-    finally:
-        admission.release()
+    body, ignored = await read_body(request, gateway, CompletionBody)
+    body.check_together(gateway.config.max_sequences_per_request)
+    gateway.check_model(body.model)
+    prompts = await _prepared(gateway, body)
+    generation = start(gateway, record_of(request), body, prompts, admission_of(request))
     renderer = CompletionRenderer(body, record_of(request).request_id, gateway.tokenizer)
     return await answer(request, generation, renderer, stream=bool(body.stream), ignored=ignored)
 

@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from server.errors import NotFound
 from server.gateway_config import GatewayConfig
-from server.generation import Engine
+from server.generation import Admission, Engine
 from server.metrics import Metrics
 from server.middleware import RequestRecord
 from server.prompt.build import PromptBuilder
@@ -46,3 +46,8 @@ def gateway_of(request: Request) -> Gateway:
 def record_of(request: Request) -> RequestRecord:
     """Of this request."""
     return cast(RequestRecord, request.scope["state"]["record"])
+
+
+def admission_of(request: Request) -> Admission:
+    """Of this request, taken at the door (`server/door.py`), which also releases it."""
+    return cast(Admission, request.scope["state"]["admission"])
