@@ -1,4 +1,7 @@
-"""The OpenAPI document: the schemas of bodies that routes read themselves. Used by `server/app.py`; API process."""
+"""The OpenAPI document: bodies that routes read themselves, and the shapes of all answers. Used by `server/app.py`.
+
+API process.
+"""
 
 from typing import Any
 
@@ -10,46 +13,107 @@ from server.schema.chat import ChatBody
 from server.schema.completions import CompletionBody
 from server.schema.tokens import DetokenizeBody, TokenizeBody
 
+Schema = dict[str, Any]
+
 REF = "#/components/schemas/{model}"
 BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
+FASTAPI_ERRORS = ("HTTPValidationError", "ValidationError")
+"""Shapes that FastAPI declares and no route here ever answers."""
+
+
+def _object(properties: Schema) -> Schema:
+    """An object that has all of these properties, and perhaps others."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+_TEXT = {"type": "string"}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_COUNT = {"type": "integer", "minimum": 0}
+_FINISH = {"enum": ["stop", "length", "tool_calls", "content_filter", "function_call"]}
+_CHOICE = {"index": _COUNT, "logprobs": {"type": ["object", "null"]}, "finish_reason": _FINISH}
+_USAGE = _object(
+    {
+        "prompt_tokens": _COUNT,
+        "completion_tokens": _COUNT,
+        "total_tokens": _COUNT,
+        "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+    }
+)
+_MESSAGE = _object({"role": {"const": "assistant"}, "content": _TEXT_OR_NULL, "refusal": _TEXT_OR_NULL})
+_STATUS = _object({"status": _TEXT})
+
+
+def _generation(kind: str, choice: Schema) -> Schema:
+    head = {"id": _TEXT, "object": {"const": kind}, "created": _COUNT, "model": _TEXT}
+    return _object(head | {"choices": _list(_object(_CHOICE | choice)), "usage": _USAGE})
+
+
+SCHEMAS: dict[str, Schema] = {
+    "ChatCompletion": _generation("chat.completion", {"message": _MESSAGE}),
+    "Completion": _generation("text_completion", {"text": _TEXT}),
+    "Model": _object({"id": _TEXT, "object": {"const": "model"}, "created": _COUNT, "owned_by": _TEXT}),
+    "ModelList": _object({"object": {"const": "list"}, "data": _list({"$ref": REF.format(model="Model")})}),
+    "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
+    "Text": _object({"prompt": _TEXT}),
+    "Status": _STATUS,
+    "Error": _object(
+        {"error": _object({"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL})}
+    ),
 }
+ANSWERS = {
+    "/v1/chat/completions": "ChatCompletion",
+    "/v1/completions": "Completion",
+    "/v1/models": "ModelList",
+    "/v1/models/{model_id}": "Model",
+    "/tokenize": "Tokens",
+    "/detokenize": "Text",
+    "/health/live": "Status",
+    "/health/ready": "Status",
+    "/health/progress": "Status",
+}
+"""Path -> what it answers with status 200; others answer plain text."""
+STREAMING = ("/v1/chat/completions", "/v1/completions")
+_STREAM: Schema = {"schema": _TEXT, "x-event": "data: one chunk as JSON; the last is data: [DONE]"}
+
+
+def _json(name: str) -> Schema:
+    return {"application/json": {"schema": {"$ref": REF.format(model=name)}}}
 
 
 def describe(schema: type[BaseModel]) -> dict[str, Any]:
     """`openapi_extra` of a route whose JSON body has this schema."""
-    content = {"application/json": {"schema": {"$ref": REF.format(model=schema.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": True, "content": _json(schema.__name__)}}
+
+
+def _responses(path: str) -> Schema:
+    content: Schema = _json(ANSWERS[path]) if path in ANSWERS else {"text/plain": {"schema": _TEXT}}
+    if path in STREAMING:
+        content["text/event-stream"] = _STREAM
+    return {
+        "200": {"description": "Success", "content": content},
+        "default": {"description": "An error", "content": _json("Error")},
+    }
 
 
 def install(app: FastAPI) -> None:
-    """Complete the document that FastAPI makes: the schemas of the bodies, and that any route may answer an error."""
+    """Complete the document that FastAPI makes: the schemas of bodies and answers."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = generate()
             _, definitions = models_json_schema([(body, "validation") for body in BODIES], ref_template=REF)
-            components = document.setdefault("components", {}).setdefault("schemas", {})
-            components |= definitions["$defs"] | {"Error": _ERROR}
-            error = {"application/json": {"schema": {"$ref": REF.format(model="Error")}}}
-            for path in document["paths"].values():
-                for operation in path.values():
-                    operation["responses"]["default"] = {"description": "An error", "content": error}
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            schemas |= definitions["$defs"] | SCHEMAS
+            for name in FASTAPI_ERRORS:
+                schemas.pop(name, None)
+            for path, operations in document["paths"].items():
+                for operation in operations.values():
+                    operation["responses"] = _responses(path)
         return app.openapi_schema or {}
 
     app.openapi = openapi  # type: ignore[method-assign]
