@@ -31,6 +31,7 @@ def create_app(config: GatewayConfig, engine: Engine, tokenizer: Tokenizer, mode
         title="firstlight",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         middleware=_middleware(config, engine),
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_exception},
     )
