@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from server.errors import BadRequest
 from server.prompt.tokenizer import alternation
 
-_BREAKERS = [chr(code) for code in range(0xFDD1, 0xFDF0)]
+_BREAKERS = tuple(map(chr, range(0xFDD1, 0xFDF0)))
 
 
 class SpecialText:
