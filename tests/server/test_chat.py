@@ -215,3 +215,8 @@ def test_stop_token_is_hidden_but_reported() -> None:
     assert (answer["message"]["content"], answer["stop_reason"]) == ("ab", ids_of("x")[0])
     shown = chat(make_app(FakeEngine(script=script)), stop_token_ids=ids_of("x"), include_stop_str_in_output=True)
     assert shown.json["choices"][0]["message"]["content"] == "abx"
+
+
+def test_empty_content_is_valid() -> None:
+    """X11."""
+    assert chat(make_app(FakeEngine()), messages=[{"role": "user", "content": ""}]).status == 200
