@@ -33,7 +33,11 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: TokenBytes, stop: tuple[str, ...] = (), include_stop: bool = False, skip_special_tokens: bool = True
+        self,
+        tokenizer: TokenBytes,
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
     ) -> None:
         """`stop` holds non-empty strings."""
         self.stopped: str | None = None

@@ -11,8 +11,8 @@ from functools import partial
 
 from scheduler.plan import ints
 from server.errors import BadRequest, context_overflow
-from server.prompt.messages import Message, plain_message
-from server.prompt.special import SpecialText, choose_breaker, escaped, strings_in
+from server.prompt.messages import Message, plain_message, texts_of
+from server.prompt.special import SpecialText, choose_breaker, escaped
 from server.prompt.template import ChatTemplate, RenderTooLong
 from server.prompt.tokenizer import Tokenizer
 
@@ -44,15 +44,21 @@ class PromptBuilder:
             raise BadRequest("This model has no chat template; use /v1/completions.", param="messages")
         if not messages:
             raise BadRequest("messages must not be empty.", param="messages")
-        chars = sum(map(len, strings_in(messages)))
+        texts = [text for message in messages for text in texts_of(message)]
+        chars = sum(map(len, texts))
         self._check_chars(chars, max_model_len, "messages")
-        build = partial(self._chat, self._template, messages, max_model_len, add_generation_prompt)
+        build = partial(self._chat, self._template, messages, texts, max_model_len, add_generation_prompt)
         return await asyncio.to_thread(build) if chars > _THREAD_CHARS else build()
 
     def _chat(
-        self, template: ChatTemplate, messages: Sequence[Message], max_model_len: int, add_generation_prompt: bool
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        texts: Sequence[str],
+        max_model_len: int,
+        add_generation_prompt: bool,
     ) -> "array[int]":
-        breaker = choose_breaker(messages)
+        breaker = choose_breaker(texts)
         plain = partial(
             plain_message,
             protect=partial(self._special.protect, breaker=breaker),

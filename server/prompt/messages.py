@@ -1,7 +1,7 @@
 """Chat messages in the form that templates know. Used by `server/prompt/build.py`; API process. Pure."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from server.errors import BadRequest
 from server.prompt.special import protect_all
@@ -11,7 +11,24 @@ Protect = Callable[[str], str]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+_TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 _PART_NAMES = {"image_url": "images", "input_audio": "audio", "video_url": "videos", "file": "files"}
+
+
+def texts_of(message: Message) -> Iterator[str]:
+    """Every text of the message that `plain_message` would pass on, as the request has it."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    parts = [] if isinstance(content, str) or not isinstance(content, Sequence) else content
+    values = [
+        content,
+        *(part.get("text") for part in parts if isinstance(part, Mapping)),
+        *map(message.get, _TEXT_FIELDS),
+    ]
+    for call in calls if isinstance(calls, Sequence) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            values += [call.get("id"), function.get("name"), function.get("arguments")]
+    yield from (value for value in values if isinstance(value, str))
 
 
 def plain_message(
@@ -27,9 +44,9 @@ def plain_message(
         role = "system"
     text = _text_of(message.get("content"), f"{where}.content", protect)
     plain: dict[str, object] = {"role": role, "content": [{"type": "text", "text": text}] if takes_parts else text}
-    for key in ("name", "tool_call_id", "reasoning_content"):
+    for key in _TEXT_FIELDS:
         if (value := message.get(key)) is not None:
-            plain[key] = protect_all(value, protect)
+            plain[key] = protect(_string(value, f"{where}.{key}"))
     calls = message.get("tool_calls")
     if isinstance(calls, Sequence) and calls:
         plain["tool_calls"] = [_plain_call(call, f"{where}.tool_calls", protect) for call in calls]
@@ -55,9 +72,7 @@ def _part_text(part: object, where: str) -> str:
         raise BadRequest(f"{where}: this model does not accept {_PART_NAMES[kind]}.", param="messages")
     if kind != "text":
         raise BadRequest(f"{where}: parts of type {str(kind)[:40]!r} are not supported.", param="messages")
-    if not isinstance(text, str):
-        raise BadRequest(f"{where}.text must be a string.", param="messages")
-    return text
+    return _string(text, f"{where}.text")
 
 
 def _plain_call(call: object, where: str, protect: Protect) -> dict[str, object]:
@@ -66,15 +81,20 @@ def _plain_call(call: object, where: str, protect: Protect) -> dict[str, object]
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise BadRequest(f"{where}: each call must hold a function.", param="messages")
-    arguments = function.get("arguments") or "{}"
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-            json.dumps(arguments, ensure_ascii=False).encode()
-        except ValueError:
-            raise BadRequest(f"{where}: function.arguments must be JSON.", param="messages") from None
+    try:
+        arguments = json.loads(_string(function.get("arguments") or "{}", f"{where}: function.arguments"))
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except ValueError:
+        raise BadRequest(f"{where}: function.arguments must be JSON.", param="messages") from None
+    name = _string(function.get("name"), f"{where}: function.name")
     return {
-        "id": protect(str(call.get("id") or "")),
+        "id": protect(_string(call.get("id") or "", f"{where}: id")),
         "type": "function",
-        "function": {"name": protect(str(function.get("name") or "")), "arguments": protect_all(arguments, protect)},
+        "function": {"name": protect(name), "arguments": protect_all(arguments, protect)},
     }
+
+
+def _string(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise BadRequest(f"{where} must be a string.", param="messages")
+    return value

@@ -71,9 +71,10 @@ def _from_folder(folder: Path) -> TokenizerSource:
 
 
 def _unflagged(fast: tokenizers.Tokenizer, named: list[str]) -> list[str]:
-    """Tokens that the configuration calls special and the tokenizer does not flag."""
+    """Tokens that the configuration calls special and the tokenizer does not flag. One that is not in the vocabulary
+    has no embedding in the model and stays out of it."""
     flagged = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
-    return [token for token in dict.fromkeys(named) if token not in flagged]
+    return [token for token in dict.fromkeys(named) if token not in flagged and fast.token_to_id(token) is not None]
 
 
 def _content(token: object) -> str:

@@ -14,7 +14,7 @@ beginning of a literal; a chat template has no reason to.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from server.errors import BadRequest
 from server.prompt.tokenizer import alternation
@@ -64,12 +64,12 @@ class SpecialText:
         return any(end[start:] in self._heads for start in range(len(end)))
 
 
-def choose_breaker(value: object) -> str:
-    """A noncharacter that occurs in no string of the value, neither as itself nor as a JSON escape (arguments of tool
-    calls are JSON, and templates may escape). Raises BadRequest when all occur."""
-    texts = [text.lower() for text in strings_in(value)]
+def choose_breaker(texts: Sequence[str]) -> str:
+    """A noncharacter that occurs in none of the texts, neither as itself nor as a JSON escape (arguments of tool calls
+    are JSON, and templates may escape). Raises BadRequest when all occur."""
+    lowered = [text.lower() for text in texts]
     for breaker in _BREAKERS:
-        if not any(breaker in text or escaped(breaker) in text for text in texts):
+        if not any(breaker in text or escaped(breaker) in text for text in lowered):
             return breaker
     raise BadRequest("The messages contain too many different noncharacters.", param="messages")
 
@@ -77,19 +77,6 @@ def choose_breaker(value: object) -> str:
 def escaped(breaker: str) -> str:
     """How JSON escapes it, in lower case."""
     return f"\\u{ord(breaker):04x}"
-
-
-def strings_in(value: object) -> Iterator[str]:
-    """Every string of a JSON value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from strings_in(item)
-    elif isinstance(value, Sequence):
-        for item in value:
-            yield from strings_in(item)
 
 
 def protect_all(value: object, protect: Callable[[str], str]) -> object:

@@ -229,6 +229,9 @@ def test_messages_that_are_refused(builder: PromptBuilder) -> None:
         (5, "messages[0].content must be a string or a list"),
     ]:
         assert words in refusal(builder, [user(content)]).message
+    large = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
+    assert "does not accept images" in refusal(builder, [user([large])]).message
+    assert "messages[0].name must be a string" in refusal(builder, [user("x") | {"name": [[]]}]).message
     assert "must not be empty" in refusal(builder, []).message
     assert "messages[1].role must be one of" in refusal(builder, [user("x"), {"role": "robot"}]).message
     for arguments in ("{", '{"a": "\\ud800"}'):

@@ -136,9 +136,11 @@ def test_special_tokens_by_name_and_id(folders: dict[str, Path]) -> None:
 def test_a_token_that_only_the_configuration_calls_special(tmp_path: Path) -> None:
     fast = trained_bpe([])
     fast.add_tokens([AddedToken("<end>", normalized=False), AddedToken("<think>", normalized=False)])
-    tokenizer = load_tokenizer(save_folder(tmp_path, fast, {"eos_token": {"content": "<end>"}}))
+    tokenizer = load_tokenizer(save_folder(tmp_path, fast, {"eos_token": {"content": "<end>"}, "pad_token": "<pad>"}))
     end, think = tokenizer.id_of("<end>"), tokenizer.id_of("<think>")
     assert tokenizer.special_ids == {end}
+    assert tokenizer.vocab_size == think + 1
+    assert tokenizer.id_of("<pad>") is None
     plain = tokenizer.encode("<end><think>", add_special_tokens=False, allow_special=False)
     assert plain[-1] == think
     assert end not in plain
