@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
 LISTEN_BACKLOG = 2048
+ACCEPTS_PER_PASS = 8
+"""uvloop accepts one connection per descriptor in each pass of its loop: too few for a burst."""
 DRAIN_POLL_SECONDS = 0.05
 
 
@@ -98,7 +100,8 @@ class Gateway:
         """Serve until drained. A fault of the receive loop ends the process."""
         receiving = asyncio.get_running_loop().create_task(self._client.run())
         receiving.add_done_callback(self._stop)
-        await self._server.serve(sockets=[self._listener])
+        more = [self._listener.dup() for _ in range(ACCEPTS_PER_PASS - 1)]
+        await self._server.serve(sockets=[self._listener, *more])
         receiving.remove_done_callback(self._stop)
         receiving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
