@@ -13,13 +13,14 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).parent
 SOURCES = ("linear.cpp", "elementwise.cpp", "attention.cpp")
-HEADERS = ("vec.h",)
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+HEADERS = ("vec.h", "attention_tile.h")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 TARGET_FLAGS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",))
 """Tried in order: not every compiler knows -march=native on every CPU, or has OpenMP."""
 COMPILERS = ("c++", "g++", "clang++")
@@ -127,14 +128,11 @@ def _cached(key: str) -> Path | None:
 def _compile(compiler: str, key: str) -> Path:
     """Compile into a temporary folder, then move the finished file to its name. The caller holds the lock."""
     logger.warning("building CPU kernels with %s (once per machine, a few seconds)", compiler)
-    sources = [str(SOURCE_DIR / name) for name in SOURCES]
     errors = []
     with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
-        built = Path(folder) / "kernels.so"
         for target in TARGET_FLAGS:
-            command = [compiler, *FLAGS, *target, *sources, "-o", str(built)]
             try:
-                subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=True)
+                built = _compile_sources((compiler, *FLAGS, *target), Path(folder))
             except subprocess.CalledProcessError as error:
                 errors.append(error.stderr.strip())
                 continue
@@ -144,3 +142,22 @@ def _compile(compiler: str, key: str) -> Path:
             built.replace(final)
             return final
     raise BuildError(f"{compiler} failed: {errors[0][-2000:]}")
+
+
+def _compile_sources(command: tuple[str, ...], folder: Path) -> Path:
+    """The sources side by side, then the library. Raises subprocess errors."""
+
+    def compile_one(name: str) -> str:
+        result = str(folder / f"{name}.o")
+        _run((*command, "-c", str(SOURCE_DIR / name), "-o", result))
+        return result
+
+    with ThreadPoolExecutor() as pool:
+        objects = list(pool.map(compile_one, SOURCES))
+    library = folder / "kernels.so"
+    _run((*command, "-shared", *objects, "-o", str(library)))
+    return library
+
+
+def _run(command: tuple[str, ...]) -> None:
+    subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=True)

@@ -12,7 +12,7 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#if defined(__FMA__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__ARM_FEATURE_FMA)
 #include <arm_neon.h>
@@ -89,11 +89,17 @@ template <class V> INLINE V load(const bf16* p) {
     return bit_copy<V>(__builtin_convertvector(bits, typename Lanes<V>::u32) << 16);
 }
 
-// float16: move exponent and mantissa into place, then scale by 2^112, which also makes subnormals right; infinities
-// and NaN get the largest exponent. (The compiler's own conversion is scalar in GCC 12.)
+// float16. Where there is no instruction for it: move exponent and mantissa into place, then scale by 2^112, which also
+// makes subnormals right; infinities and NaN get the largest exponent. (The compiler's own conversion is scalar in GCC.)
 template <class V> INLINE V load(const fp16* p) {
     typename Lanes<V>::u16 half;
     memcpy(&half, p, sizeof(half));
+#ifdef __AVX512F__
+    if constexpr (sizeof(V) == 64) return bit_copy<V>(_mm512_cvtph_ps(bit_copy<__m256i>(half)));
+#endif
+#ifdef __F16C__
+    if constexpr (sizeof(V) == 32) return bit_copy<V>(_mm256_cvtph_ps(bit_copy<__m128i>(half)));
+#endif
     typedef typename Lanes<V>::u32 U;
     const U bits = __builtin_convertvector(half, U);
     const V scaled = bit_copy<V>((bits & 0x7fff) << 13) * 0x1p112f;

@@ -21,18 +21,18 @@ from tests.model_runtime.op_cases import (
 )
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """Two threads during a test, whatever the machine has."""
+@pytest.fixture(params=[2])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """This many compute threads during a test, whatever the machine has."""
     before = torch.get_num_threads()
-    set_threads(2)
+    set_threads(request.param)
     yield
     set_threads(before)
 
 
 @pytest.mark.parametrize("dtype", STORAGE_TYPES)
 @pytest.mark.parametrize(("n", "k"), [(70, 577), (16, 100)])
-def test_a_row_of_linear_is_the_same_in_every_batch(two_threads: None, dtype: torch.dtype, n: int, k: int) -> None:
+def test_a_row_of_linear_is_the_same_in_every_batch(threads: None, dtype: torch.dtype, n: int, k: int) -> None:
     ops = compiled()
     weight, bias, x = ops.pack(randn(n, k, seed=1).to(dtype)), randn(n, seed=2), randn(300, k, seed=3)
     alone = torch.cat([ops.linear(x[i : i + 1], weight, bias) for i in range(len(x))])
@@ -42,7 +42,7 @@ def test_a_row_of_linear_is_the_same_in_every_batch(two_threads: None, dtype: to
         assert torch.equal(ops.linear(shifted, weight, bias), alone.roll(rows // 2, 0)[:rows]), f"{rows} rows, shifted"
 
 
-def test_a_row_of_the_row_operations_is_the_same_in_every_batch(two_threads: None) -> None:
+def test_a_row_of_the_row_operations_is_the_same_in_every_batch(threads: None) -> None:
     ops = compiled()
     x, weight = randn(300, 578, seed=1), randn(578, seed=2)
     operations: list[Callable[[Tensor], Tensor]] = [lambda rows: ops.rms_norm(rows, weight, 1e-5), ops.silu_mul]
@@ -78,13 +78,14 @@ def run_layer(ops: Ops, shape: HeadShape, block_size: int, chunk: int, lengths: 
     return torch.cat([rows for parts in outputs for rows in parts])
 
 
+@pytest.mark.parametrize("threads", [1], indirect=True)  # hundreds of steps: quick on a busy machine too
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize(
     "shape", [HeadShape(num_heads=6, num_kv_heads=2, head_dim=16), HeadShape(num_heads=5, num_kv_heads=1, head_dim=24)]
 )
 def test_attention_is_the_same_for_every_cut_of_the_prompt(
-    two_threads: None, shape: HeadShape, block_size: int, window: int
+    threads: None, shape: HeadShape, block_size: int, window: int
 ) -> None:
     ops, length = compiled(), 330
     whole = run_layer(ops, shape, block_size, length, [length], window)
@@ -93,7 +94,7 @@ def test_attention_is_the_same_for_every_cut_of_the_prompt(
         assert torch.equal(run_layer(ops, shape, block_size, chunk, [length], window), whole), f"chunks of {chunk}"
 
 
-def test_attention_of_a_sequence_is_the_same_among_others_and_in_other_blocks(two_threads: None) -> None:
+def test_attention_of_a_sequence_is_the_same_among_others_and_in_other_blocks(threads: None) -> None:
     ops, shape = compiled(), HeadShape(num_heads=6, num_kv_heads=2, head_dim=16)
     alone = run_layer(ops, shape, 16, 32, [300], 0)
     for block_size, others in ((16, [5]), (16, [290, 300, 1, 17]), (8, [64] * 12), (64, [280])):

@@ -1,0 +1,117 @@
+"""Times the CPU operations against torch and the machine's limits in one run: `python -m model_runtime.kernels.bench`.
+
+Numbers from different runs on a shared machine do not compare; ratios within one do. A command for people.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from model_runtime.batch import Batch
+from model_runtime.kv_store import KVLayer
+from model_runtime.ops import load_ops
+from model_runtime.ops.registry import HeadShape, Ops
+
+SHAPES_NK = ((1536, 576), (576, 1536), (49152, 576))
+ROWS = (1, 2, 4, 8, 16, 64, 256)
+STORAGE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+SECONDS_PER_CASE = 0.3
+HEADS = HeadShape(num_heads=9, num_kv_heads=3, head_dim=64)
+BLOCK_SIZE = 16
+
+
+def best_seconds(call: Callable[[], object]) -> float:
+    """Shortest of repeated calls within the time given to a case, after one to warm up."""
+    call()
+    best, deadline = float("inf"), time.perf_counter() + SECONDS_PER_CASE
+    while time.perf_counter() < deadline:
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def read_bandwidth() -> float:
+    """Bytes per second of summing 256 MB."""
+    numbers = torch.ones(1 << 26)
+    return numbers.numel() * 4 / best_seconds(numbers.sum)
+
+
+def bench_linear(ops: Ops, rows: int, n: int, k: int, dtype: torch.dtype) -> None:
+    """One row: x [rows, k] times a weight [n, k] stored as `dtype`, against torch in float32."""
+    x, weight = torch.randn(rows, k), torch.randn(n, k)
+    packed = ops.pack(weight.to(dtype))
+    ours = best_seconds(lambda: ops.linear(x, packed, None))
+    theirs = best_seconds(lambda: torch.nn.functional.linear(x, weight))
+    gflops, gbytes = 2 * rows * n * k / ours / 1e9, packed.num_bytes / ours / 1e9
+    name = str(dtype).removeprefix("torch.")
+    print(
+        f"{n:6} x {k:<5} {name:9} {rows:4} rows {gflops:7.1f} GFLOP/s {gbytes:6.1f} GB/s {theirs / ours:6.2f} x torch"
+    )
+
+
+def end_of_context(sequences: int, queries: int, context: int) -> tuple[Batch, KVLayer, Tensor]:
+    """`queries` tokens at the end of each of `sequences` contexts, over blocks in random order."""
+    blocks = context // BLOCK_SIZE
+    starts = torch.arange(sequences + 1, dtype=torch.int32)
+    batch = Batch(
+        token_ids_T=torch.zeros(sequences * queries, dtype=torch.int32),
+        positions_T=torch.arange(context - queries, context, dtype=torch.int32).repeat(sequences),
+        slots_T=torch.zeros(sequences * queries, dtype=torch.int64),
+        query_starts_S1=starts * queries,
+        kv_lens_S=torch.full((sequences,), context, dtype=torch.int32),
+        block_tables=torch.randperm(sequences * blocks).int(),
+        table_starts_S1=starts * blocks,
+        block_size=BLOCK_SIZE,
+    )
+    shape = (sequences * blocks, HEADS.num_kv_heads, HEADS.head_dim, BLOCK_SIZE)
+    kv = KVLayer(torch.randn(shape), torch.randn(shape).transpose(2, 3).contiguous())
+    width = (HEADS.num_heads + 2 * HEADS.num_kv_heads) * HEADS.head_dim
+    return batch, kv, torch.randn(sequences * queries, width)
+
+
+def bench_attention(ops: Ops, reference: Ops, sequences: int, queries: int, context: int) -> None:
+    """One row: rates count the keys that a query sees, and each key and value once per sequence."""
+    batch, kv, qkv = end_of_context(sequences, queries, context)
+    ours = best_seconds(lambda: ops.paged_attention(qkv, kv, batch, HEADS, 0.125, 0))
+    theirs = best_seconds(lambda: reference.paged_attention(qkv, kv, batch, HEADS, 0.125, 0))
+    seen = sequences * queries * (context - (queries - 1) / 2)
+    gflops = 4 * seen * HEADS.num_heads * HEADS.head_dim / ours / 1e9
+    gbytes = 2 * 4 * sequences * context * HEADS.num_kv_heads * HEADS.head_dim / ours / 1e9
+    print(
+        f"{sequences:3} sequences x {queries:3} queries, context {context:5} {ours * 1e6:8.0f} us "
+        f"{gflops:6.1f} GFLOP/s {gbytes:6.1f} GB/s {theirs / ours:6.2f} x reference"
+    )
+
+
+def bench_small(ops: Ops, reference: Ops, rows: int) -> None:
+    """One row: the operations that work on rows of 576 numbers, and the gate of 1536."""
+    x, weight, gate_up = torch.randn(rows, 576), torch.randn(576), torch.randn(rows, 3072)
+    norm = best_seconds(lambda: ops.rms_norm(x, weight, 1e-5))
+    norm_torch = best_seconds(lambda: reference.rms_norm(x, weight, 1e-5))
+    gate = best_seconds(lambda: ops.silu_mul(gate_up))
+    gate_torch = best_seconds(lambda: reference.silu_mul(gate_up))
+    print(
+        f"{rows:4} rows rms_norm {norm * 1e6:7.1f} us {norm_torch / norm:6.2f} x reference, "
+        f"silu_mul {gate * 1e6:7.1f} us {gate_torch / gate:6.2f} x reference"
+    )
+
+
+def main() -> None:
+    """Print the tables."""
+    ops, reference = load_ops(torch.device("cpu"), "auto"), load_ops(torch.device("cpu"), "reference")
+    print(f"{torch.get_num_threads()} threads, memory read {read_bandwidth() / 1e9:.1f} GB/s")
+    for n, k in SHAPES_NK:
+        for dtype in STORAGE_TYPES:
+            for rows in ROWS:
+                bench_linear(ops, rows, n, k, dtype)
+    for sequences, queries, context in ((1, 1, 512), (1, 1, 8192), (16, 1, 512), (16, 1, 2048), (1, 512, 512)):
+        bench_attention(ops, reference, sequences, queries, context)
+    for rows in (1, 16, 256):
+        bench_small(ops, reference, rows)
+
+
+if __name__ == "__main__":
+    main()
