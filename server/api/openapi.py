@@ -77,7 +77,7 @@ ANSWERS = {
 }
 """Path -> what it answers with status 200; others answer plain text."""
 STREAMING = ("/v1/chat/completions", "/v1/completions")
-_STREAM: Schema = {"schema": _TEXT, "x-event": "data: one chunk as JSON; the last is data: [DONE]"}
+_STREAM: Schema = {"schema": {}, "x-event": "data: one chunk as JSON; the last is data: [DONE]"}
 
 
 def _json(name: str) -> Schema:

@@ -3,17 +3,33 @@
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic.config import JsonDict
 
 from server.errors import BadRequest
 from server.schema.common import GenerationBody
 
 MAX_TOP_LOGPROBS = 20
 
+# What the validators below demand, in the words of JSON schema.
+_TEXT_PART: JsonDict = {"properties": {"type": {"const": "text"}, "text": {"type": "string"}}, "required": ["text"]}
+_SOME_CONTENT: JsonDict = {"type": ["string", "array"]}
+_BY_ROLE: tuple[JsonDict, ...] = (
+    {"properties": {"role": {"const": "assistant"}}},
+    {
+        "properties": {"role": {"enum": ["system", "developer", "user"]}, "content": _SOME_CONTENT},
+        "required": ["content"],
+    },
+    {
+        "properties": {"role": {"const": "tool"}, "content": _SOME_CONTENT, "tool_call_id": {"type": "string"}},
+        "required": ["content", "tool_call_id"],
+    },
+)
+
 
 class ContentPart(BaseModel):
     """One part of a message. Types other than text are refused later, by name."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra={"allOf": [_TEXT_PART]})
 
     type: str = Field(min_length=1, max_length=64)
     text: str | None = None
@@ -57,7 +73,7 @@ Content = Annotated[
 class Message(BaseModel):
     """One message of the conversation."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra={"anyOf": [*_BY_ROLE]})
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None

@@ -1,16 +1,22 @@
 """The bodies of POST /tokenize and /detokenize, shaped like vLLM's. Used by `server/api/tokens.py`; API process."""
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from server.errors import BadRequest
 from server.schema.chat import Message
 from server.schema.common import TokenId
 
+_EITHER: tuple[JsonDict, ...] = (
+    {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
+    {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}}},
+)
+
 
 class TokenizeBody(BaseModel):
     """POST /tokenize: either a raw prompt or a conversation."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra={"oneOf": [*_EITHER]})
 
     model: str | None = Field(default=None, min_length=1, max_length=256)
     prompt: str | None = None
