@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention_tile.h"
+#include "pool.h"
 
 namespace {
 
@@ -77,25 +78,21 @@ std::vector<Item> make_items(const Problem& p) {
 }
 
 // Every item by one thread, its segments in order.
-void attend_items(const Problem& p, const std::vector<Item>& items, int64_t rows, int threads) {
-#pragma omp parallel num_threads(threads)
-    {
+void attend_items(const Problem& p, const std::vector<Item>& items, int64_t rows) {
+    pool::parallel(int64_t(items.size()), [&](int64_t chunk) {
+        const Item& item = items[items.size() - 1 - chunk];  // later queries see more keys: begin with them
         Scratch scratch(rows, p.D);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = int64_t(items.size()) - 1; i >= 0; i--) {  // later queries see more keys: begin with them
-            const Item& item = items[i];
-            clear(scratch.total, item.num_queries * (p.H / p.G), p.D);
-            for (int64_t segment = item.segment; segment < item.segment_end; segment++) {
-                attend_segment(p, item, segment, scratch, scratch.segment);
-                merge_segment(p, item, segment, scratch.total, scratch.segment);
-            }
-            write_out(p, item, scratch.total);
+        clear(scratch.total, item.num_queries * (p.H / p.G), p.D);
+        for (int64_t segment = item.segment; segment < item.segment_end; segment++) {
+            attend_segment(p, item, segment, scratch, scratch.segment);
+            merge_segment(p, item, segment, scratch.total, scratch.segment);
         }
-    }
+        write_out(p, item, scratch.total);
+    });
 }
 
 // The segments of each item by different threads, then merged in order.
-void attend_segments(const Problem& p, const std::vector<Item>& items, int64_t rows, int threads) {
+void attend_segments(const Problem& p, const std::vector<Item>& items, int64_t rows) {
     std::vector<std::pair<const Item*, int64_t>> parts;
     std::vector<int64_t> first_part;
     for (const Item& item : items) {
@@ -108,20 +105,17 @@ void attend_segments(const Problem& p, const std::vector<Item>& items, int64_t r
         float* at = memory.get() + part * part_size;
         return State{at, at + rows, at + 2 * rows};
     };
-#pragma omp parallel num_threads(threads)
-    {
+    pool::parallel(int64_t(parts.size()), [&](int64_t part) {
         Scratch scratch(rows, p.D);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < int64_t(parts.size()); i++)
-            attend_segment(p, *parts[i].first, parts[i].second, scratch, state_of(i));
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < int64_t(items.size()); i++) {
-            const Item& item = items[i];
-            clear(scratch.total, item.num_queries * (p.H / p.G), p.D);
-            for (int64_t segment = item.segment; segment < item.segment_end; segment++)
-                merge_segment(p, item, segment, scratch.total, state_of(first_part[i] + segment - item.segment));
-            write_out(p, item, scratch.total);
-        }
+        attend_segment(p, *parts[part].first, parts[part].second, scratch, state_of(part));
+    });
+    for (size_t i = 0; i < items.size(); i++) {
+        const Item& item = items[i];
+        Scratch scratch(rows, p.D);
+        clear(scratch.total, item.num_queries * (p.H / p.G), p.D);
+        for (int64_t segment = item.segment; segment < item.segment_end; segment++)
+            merge_segment(p, item, segment, scratch.total, state_of(first_part[i] + segment - item.segment));
+        write_out(p, item, scratch.total);
     }
 }
 
@@ -133,16 +127,14 @@ extern "C" void fl_paged_attention(const float* qkv, const float* key, const flo
                                    float scale, int64_t window) {
     const Problem p{qkv, key, value, out, query_starts, kv_lens, tables, table_starts, S, H, G, D, B, window, scale};
     const std::vector<Item> items = make_items(p);
-    int64_t rows = 0, segments = 0, work = 0;
+    int64_t rows = 0, segments = 0;
     for (const Item& item : items) {
-        const int64_t item_rows = item.num_queries * (H / G), item_segments = item.segment_end - item.segment;
-        rows = std::max(rows, item_rows);
-        segments += item_segments;
-        work += item_rows * std::min(item.position + item.num_queries, item_segments * SEGMENT) * D;
+        rows = std::max(rows, item.num_queries * (H / G));
+        segments += item.segment_end - item.segment;
     }
-    const int threads = work < 1 << 15 ? 1 : thread_count;
-    if (int64_t(items.size()) < 4 * threads && segments > int64_t(items.size()) && threads > 1)
-        attend_segments(p, items, rows, threads);
+    const int64_t count = int64_t(items.size());
+    if (count < 4 * pool::threads() && segments > count && pool::threads() > 1)
+        attend_segments(p, items, rows);
     else
-        attend_items(p, items, rows, threads);
+        attend_items(p, items, rows);
 }

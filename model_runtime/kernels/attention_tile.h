@@ -35,12 +35,14 @@ struct State {
     float *max, *sum, *out;
 };
 
+// Working memory of one thread, reused from call to call.
 struct Scratch {
-    std::vector<float> memory;
     float *query, *scores, *keys, *values;
     State segment, total;
 
-    Scratch(int64_t rows, int64_t D) : memory(rows * (3 * D + TILE + 4) + 2 * TILE * D) {
+    Scratch(int64_t rows, int64_t D) {
+        static thread_local std::vector<float> memory;
+        memory.resize(std::max<size_t>(memory.size(), rows * (3 * D + TILE + 4) + 2 * TILE * D));
         float* next = memory.data();
         const auto take = [&next](int64_t count) { return next += count, next - count; };
         query = take(rows * D);

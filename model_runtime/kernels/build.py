@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).parent
-SOURCES = ("linear.cpp", "elementwise.cpp", "attention.cpp")
-HEADERS = ("vec.h", "attention_tile.h")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-TARGET_FLAGS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",))
-"""Tried in order: not every compiler knows -march=native on every CPU, or has OpenMP."""
+SOURCES = ("linear.cpp", "elementwise.cpp", "attention.cpp", "pool.cpp")
+HEADERS = ("vec.h", "attention_tile.h", "pool.h")
+FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+TARGET_FLAGS = ("-march=native", "-mcpu=native")
+"""Tried in order: not every compiler knows -march=native on every CPU."""
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_TIMEOUT_S = 300
 
@@ -56,7 +56,7 @@ def describe() -> BuildInfo:
     """Compiler, flags and cached library. Raises BuildError if there is no compiler."""
     compiler = _find_compiler()
     version, cpu = _compiler_version(compiler), _cpu_identity()
-    flags = " ".join((*FLAGS, *TARGET_FLAGS[0]))
+    flags = " ".join((*FLAGS, TARGET_FLAGS[0]))
     library = _cached(_key(version, cpu))
     return BuildInfo(compiler=compiler, compiler_version=version, cpu=cpu.splitlines()[0], flags=flags, library=library)
 
@@ -106,7 +106,7 @@ def _cpu_identity() -> str:
 
 def _key(compiler_version: str, cpu: str) -> str:
     digest = hashlib.sha256()
-    for part in (*(str(flags) for flags in TARGET_FLAGS), *FLAGS, compiler_version, cpu):
+    for part in (*TARGET_FLAGS, *FLAGS, compiler_version, cpu):
         digest.update(part.encode() + b"\0")
     for name in (*SOURCES, *HEADERS):
         digest.update((SOURCE_DIR / name).read_bytes() + b"\0")
@@ -132,7 +132,7 @@ def _compile(compiler: str, key: str) -> Path:
     with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
         for target in TARGET_FLAGS:
             try:
-                built = _compile_sources((compiler, *FLAGS, *target), Path(folder))
+                built = _compile_sources((compiler, *FLAGS, target), Path(folder))
             except subprocess.CalledProcessError as error:
                 errors.append(error.stderr.strip())
                 continue

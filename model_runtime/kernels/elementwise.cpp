@@ -3,19 +3,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "pool.h"
 #include "vec.h"
 
 namespace {
 
-constexpr int64_t PARALLEL_NUMBERS = 1 << 15;  // below this many numbers a parallel region costs more than it saves
-
+// function(row) for every row, by several threads if there are many numbers; one takes a nanosecond or so.
 template <class Function> void for_rows(int64_t rows, int64_t numbers, Function function) {
-    if (numbers < PARALLEL_NUMBERS) {
-        for (int64_t row = 0; row < rows; row++) function(row);
-        return;
-    }
-#pragma omp parallel for schedule(static) num_threads(thread_count)
-    for (int64_t row = 0; row < rows; row++) function(row);
+    pool::parallel_ranges(rows, numbers * 4, [&](int64_t row, int64_t end) {
+        for (; row < end; row++) function(row);
+    });
 }
 
 void norm_row(const float* x, const float* weight, float eps, int64_t K, float* y) {

@@ -1,6 +1,6 @@
 """The C functions of the compiled kernels, typed for ctypes. Loaded once per process by `ops.cpu`.
 
-Pointers are the integers of `Tensor.data_ptr()`. torch must be imported first, so that both use one OpenMP runtime.
+Pointers are the integers of `Tensor.data_ptr()`. The kernels have threads of their own (see pool.h).
 The signatures repeat those in the sources; `test_kernels_build.py` compares the two.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch  # loads the OpenMP runtime that the kernels share
+import torch
 
 from model_runtime.kernels.build import BuildError, build
 

@@ -5,6 +5,7 @@
 // panels are in registers at once, the order of loops, the threads) moves work around and never changes that chain.
 #include <algorithm>
 
+#include "pool.h"
 #include "vec.h"
 
 namespace {
@@ -123,11 +124,9 @@ template <class T> void block(const Problem& p, int64_t row, int64_t row_end, in
     }
 }
 
-// Share `row_blocks` x panels evenly between threads, panels running fastest.
-template <class T> void share(const Problem& p, int64_t row_blocks, int64_t thread, int64_t threads) {
-    const int64_t panels = (p.N + PANEL - 1) / PANEL, units = row_blocks * panels;
-    int64_t unit = thread * units / threads;
-    const int64_t end = (thread + 1) * units / threads;
+// The units [unit, end) of `row_blocks` x panels, panels running fastest.
+template <class T> void run_units(const Problem& p, int64_t row_blocks, int64_t unit, int64_t end) {
+    const int64_t panels = (p.N + PANEL - 1) / PANEL;
     while (unit < end) {
         const int64_t index = unit / panels, panel = unit % panels;
         const int64_t panel_end = std::min(panels, panel + end - unit);
@@ -140,32 +139,27 @@ template <class T> void share(const Problem& p, int64_t row_blocks, int64_t thre
 }
 
 template <class T> void linear(const Problem& p) {
-    const int64_t panels = (p.N + PANEL - 1) / PANEL;
+    const int64_t panels = (p.N + PANEL - 1) / PANEL, wanted = 4 * pool::threads();
     int64_t row_blocks = (p.M + ROW_BLOCK - 1) / ROW_BLOCK;
-    if (panels < 4 * thread_count)  // few columns for many threads: split rows too, in tiles of full height
-        row_blocks = std::max(row_blocks, std::min(p.M / MAX_ROWS, (4 * thread_count + panels - 1) / panels));
-    if (p.M * p.N * p.K < 1 << 16) return share<T>(p, row_blocks, 0, 1);
-#pragma omp parallel num_threads(thread_count)
-    {
-#ifdef _OPENMP
-        share<T>(p, row_blocks, omp_get_thread_num(), omp_get_num_threads());
-#else
-        share<T>(p, row_blocks, 0, 1);
-#endif
-    }
+    if (panels < wanted)  // few columns for many threads: split rows too, in tiles of full height
+        row_blocks = std::max(row_blocks, std::min(p.M / MAX_ROWS, (wanted + panels - 1) / panels));
+    pool::parallel_ranges(row_blocks * panels, p.M * p.N * p.K, [&](int64_t unit, int64_t end) {
+        run_units<T>(p, row_blocks, unit, end);
+    });
 }
 
 template <class U> void pack(const U* w, U* panels, int64_t N, int64_t K) {
-#pragma omp parallel for schedule(static) num_threads(thread_count)
-    for (int64_t panel = 0; panel < (N + PANEL - 1) / PANEL; panel++) {
-        const int64_t count = std::min(PANEL, N - panel * PANEL);
-        const U* from = w + panel * PANEL * K;
-        U* to = panels + panel * PANEL * K;
-        for (int64_t k0 = 0; k0 < K; k0 += PANEL)
-            for (int64_t j = 0; j < PANEL; j++)
-                for (int64_t k = k0; k < std::min(K, k0 + PANEL); k++)
-                    to[k * PANEL + j] = j < count ? from[j * K + k] : U(0);
-    }
+    pool::parallel_ranges((N + PANEL - 1) / PANEL, N * K * 4, [=](int64_t panel, int64_t end) {
+        for (; panel < end; panel++) {
+            const int64_t count = std::min(PANEL, N - panel * PANEL);
+            const U* from = w + panel * PANEL * K;
+            U* to = panels + panel * PANEL * K;
+            for (int64_t k0 = 0; k0 < K; k0 += PANEL)
+                for (int64_t j = 0; j < PANEL; j++)
+                    for (int64_t k = k0; k < std::min(K, k0 + PANEL); k++)
+                        to[k * PANEL + j] = j < count ? from[j * K + k] : U(0);
+        }
+    });
 }
 
 }  // namespace
@@ -185,6 +179,4 @@ void fl_pack(const void* w, void* panels, int64_t item_size, int64_t N, int64_t 
     else
         pack(static_cast<const uint16_t*>(w), static_cast<uint16_t*>(panels), N, K);
 }
-
-void fl_set_threads(int64_t count) { thread_count = int(count); }
 }

@@ -9,9 +9,6 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__ARM_FEATURE_FMA)
@@ -42,9 +39,6 @@ template <> struct Lanes<v16> {
     typedef uint16_t u16 __attribute__((vector_size(32)));
     typedef uint32_t u32 __attribute__((vector_size(64)));
 };
-
-// Threads of a parallel region; set once by the process that owns the model.
-inline int thread_count = 1;
 
 template <class To, class From> INLINE To bit_copy(const From& from) {
     static_assert(sizeof(To) == sizeof(From), "same size");
