@@ -1,0 +1,135 @@
+"""The embedded SmolLM2 gives transformers' logits on the same weights, and answers its first question."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from model_runtime.checkpoint import LoadedModel, load_model
+from model_runtime.ops import load_ops
+from server.embedded import embedded_path
+from server.prompt.tokenizer import Tokenizer, load_tokenizer
+from tests.model_runtime.paged import DEVICE, PagedRun
+
+pytestmark = pytest.mark.model
+TOLERANCE = 1e-4
+ALL_POSITIONS = 2.5e-4
+"""Early positions carry SmolLM2's massive activations: transformers' own float32 logits differ there from its float64
+logits by up to 9e-5, so two correct float32 programs may differ by more than 1e-4."""
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time there was a small robot who",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "Water boils at 100 degrees Celsius, which is",
+    "import numpy as np\n\nx = np.zeros((3, 4))",
+    "1, 1, 2, 3, 5, 8, 13, 21,",
+    "Dear Sir or Madam,\n\nI am writing to complain about",
+    "La tour Eiffel se trouve à",
+    "日本の首都は東京です。",
+    "Ingredients:\n- 2 eggs\n- 100 g flour\n- salt\n\nMethod:",
+    "Q: What is 17 times 3?\nA:",
+    "The mitochondria is the powerhouse of the cell because",
+    "<html><head><title>Hello</title></head>",
+    "SELECT name, COUNT(*) FROM users WHERE age > 30 GROUP BY",
+    "To be, or not to be, that is the question:",
+    "x y",
+    "👩‍👩‍👧‍👦 means family, and 🇨🇿 is a flag.",
+    "    \n\n\t tabs   and  spaces",
+    "The quick brown fox jumps over the lazy dog. " * 8,
+    "Lorem ipsum dolor sit amet, consectetur adipiscing elit, sed do eiusmod tempor",
+)
+QUESTION = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+)
+ANSWER = [504, 3575, 282, 4649, 314, 7042, 30, 2]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(embedded_path())
+
+
+@pytest.fixture(scope="module")
+def reference() -> LlamaForCausalLM:
+    """transformers' own reader of the same file; the architecture is written out as the model card has it."""
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        names = LlamaForCausalLM(config)
+    tensors = load_gguf_checkpoint(str(embedded_path()), return_tensors=True, model_to_load=names)["tensors"]
+    model = LlamaForCausalLM._from_config(config).eval()
+    missing = model.load_state_dict(tensors, strict=False).missing_keys
+    assert missing == ["lm_head.weight"]
+    model.tie_weights()
+    return model
+
+
+@pytest.fixture(scope="module")
+def load() -> Callable[[str], LoadedModel]:
+    """Each kind of kernels is loaded once."""
+    loaded: dict[str, LoadedModel] = {}
+
+    def get(kernels: str) -> LoadedModel:
+        if kernels not in loaded:
+            loaded[kernels] = load_model(embedded_path(), load_ops(DEVICE, kernels), DEVICE, lambda fraction: None)
+        return loaded[kernels]
+
+    return get
+
+
+@pytest.mark.parametrize(("kernels", "count"), [("auto", 20), ("reference", 4)])
+def test_logits_equal_transformers(
+    load: Callable[[str], LoadedModel],
+    reference: LlamaForCausalLM,
+    tokenizer: Tokenizer,
+    kernels: str,
+    count: int,
+) -> None:
+    """The logits of the next token to 1e-4; those of every position of the prompt to ALL_POSITIONS, and each argmax."""
+    decoder = load(kernels).decoder
+    for text in PROMPTS[:count]:
+        ids = list(tokenizer.encode(text, add_special_tokens=False, allow_special=False))
+        with torch.inference_mode():
+            expected = reference(torch.tensor([ids])).logits[0]
+        logits = PagedRun(decoder).step({0: ids})[0]
+        difference = (logits - expected).abs().amax(dim=-1)
+        assert difference[-1].item() <= TOLERANCE, text
+        assert difference.max().item() <= ALL_POSITIONS, text
+        assert torch.equal(logits.argmax(-1), expected.argmax(-1)), text
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_capital_of_france(load: Callable[[str], LoadedModel], tokenizer: Tokenizer, kernels: str) -> None:
+    loaded = load(kernels)
+    run = PagedRun(loaded.decoder)
+    tokens = list(tokenizer.encode(QUESTION, add_special_tokens=False, allow_special=True))
+    assert len(tokens) == 37
+    answer: list[int] = []
+    while len(answer) < 20 and not set(answer) & set(loaded.config.eos_token_ids):
+        tokens = [int(run.step({0: tokens})[0][-1].argmax())]
+        answer += tokens
+    assert answer == ANSWER
+    assert tokenizer.decode(answer[:-1], skip_special_tokens=True) == "The capital of France is Paris."
+
+
+def test_embedded_config(load: Callable[[str], LoadedModel]) -> None:
+    loaded = load("auto")
+    config = loaded.config
+    assert (config.vocab_size, config.hidden_size, config.num_layers) == (49152, 576, 30)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
+    assert (config.rms_norm_eps, config.rope.theta, config.max_position) == (1e-5, 100000.0, 8192)
+    assert config.tie_word_embeddings and config.eos_token_ids == (2,)
+    assert "134.5 M parameters" in loaded.description
