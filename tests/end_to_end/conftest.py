@@ -9,10 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from server.embedded import MODEL_NAME
 
@@ -30,6 +33,39 @@ class Server:
 
     def client(self, timeout: float = 60.0) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=timeout, limits=httpx.Limits(max_connections=600))
+
+    @cached_property
+    def http(self) -> httpx.Client:
+        """One client for all tests of this server, closed with it."""
+        return self.client()
+
+    def post(self, path: str, **body: object) -> Any:
+        """The JSON answer of a request that must succeed."""
+        response = self.http.post(path, json={"model": self.model, **body})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def stream(self, path: str, **body: object) -> list[dict[str, Any]]:
+        """The chunks of a stream that must end with [DONE]."""
+        with self.http.stream("POST", path, json={"model": self.model, "stream": True, **body}) as response:
+            assert response.status_code == 200, response.read()
+            *chunks, last = sse_events(response.iter_lines())
+        assert last == {"done": True}
+        return chunks
+
+    def metrics(self) -> dict[str, float]:
+        """Samples without the prefix; the reason of an end stands after a colon: 'request_success_total:stop'."""
+        found = {}
+        for family in text_string_to_metric_families(self.http.get("/metrics").text):
+            for sample in family.samples:
+                reason = sample.labels.get("finished_reason")
+                found[sample.name.removeprefix("firstlight:") + (f":{reason}" if reason else "")] = sample.value
+        return found
+
+    def is_idle(self) -> bool:
+        """Nothing runs or waits, and every block is free."""
+        now = self.progress()
+        return now["running"] == now["waiting"] == 0 and now["free_blocks"] == now["total_blocks"]
 
     def children(self) -> dict[str, psutil.Process]:
         """The API and engine processes by title."""
@@ -72,7 +108,9 @@ def run_server(*arguments: str, model: str = "embedded") -> Iterator[Server]:
     try:
         assert url, f"the server did not start: {''.join(output)}"
         name = httpx.get(url + "/v1/models", timeout=10).json()["data"][0]["id"] if "--api-key" not in arguments else ""
-        yield Server(process, url, output, name or MODEL_NAME)
+        server = Server(process, url, output, name or MODEL_NAME)
+        yield server
+        server.http.close()
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -91,7 +129,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def sse_events(lines: Iterator[str]) -> Iterator[dict[str, object]]:
+def sse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     """The JSON events of a stream; the last is {'done': True} for [DONE]."""
     for line in lines:
         if line.startswith("data: "):

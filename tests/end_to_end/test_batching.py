@@ -1,0 +1,42 @@
+"""Sixteen users at once get their answers in far less time than one after another."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.end_to_end.conftest import Server
+
+pytestmark = pytest.mark.model
+
+USERS = 16
+MAX_SHARE = 0.40
+
+
+def chat(server: Server, user: int, salt: str) -> None:
+    """An answer of a fixed length; not even the beginning of the prompt is another user's."""
+    answer = server.post(
+        "/v1/chat/completions",
+        messages=[
+            {"role": "system", "content": f"{user} is your number."},
+            {"role": "user", "content": "Tell me a story about it."},
+        ],
+        max_tokens=24,
+        ignore_eos=True,
+        cache_salt=f"{salt} {user}",
+    )
+    assert answer["usage"]["completion_tokens"] == 24
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_concurrent_chats_share_the_machine(server: Server) -> None:
+    with ThreadPoolExecutor(USERS) as pool:
+        list(pool.map(lambda user: chat(server, user, "warm-up"), range(USERS)))
+        start = time.monotonic()
+        list(pool.map(lambda user: chat(server, user, "together"), range(USERS)))
+        together = time.monotonic() - start
+    start = time.monotonic()
+    for user in range(USERS):
+        chat(server, user, "apart")
+    apart = time.monotonic() - start
+    assert together < MAX_SHARE * apart, f"{together:.2f} s together, {apart:.2f} s one after another"
