@@ -1,0 +1,159 @@
+"""The OpenAPI document and the server, held against each other by schemathesis."""
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    allow_header_conformance,
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.end_to_end.conftest import Server
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.timeout(300),
+    # schemathesis touches names that its own dependencies have deprecated.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:jsonschema", "ignore::DeprecationWarning:schemathesis"),
+]
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    allow_header_conformance,
+    negative_data_rejection,
+]
+PATHS = {
+    "/v1/chat/completions": "POST",
+    "/v1/completions": "POST",
+    "/v1/models": "GET",
+    "/v1/models/{model_id}": "GET",
+    "/tokenize": "POST",
+    "/detokenize": "POST",
+    "/health/live": "GET",
+    "/health/ready": "GET",
+    "/health/progress": "GET",
+    "/metrics": "GET",
+}
+WITH_BODIES = tuple(path for path, method in PATHS.items() if method == "POST")
+VOCABULARY = 49152
+CROSS_FIELD_RULES = ("min_tokens", "stream_options", "top_logprobs")
+"""Parameters whose validity depends on other ones: no schema says that."""
+
+examples = settings(
+    max_examples=16,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+
+
+@pytest.fixture(scope="module")
+def operations(server: Server) -> dict[str, APIOperation]:
+    """By path."""
+    schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
+    found = [result.ok() for result in schema.get_all_operations()]
+    assert {operation.path: operation.method.upper() for operation in found} == PATHS
+    return {operation.path: operation for operation in found}
+
+
+def _clamp(body: Any) -> None:
+    """Short answers, so that the model does not take the time."""
+    if not isinstance(body, dict):
+        return
+    for name, most in (("max_tokens", 2), ("max_completion_tokens", 2), ("n", 2), ("min_tokens", 2)):
+        if type(body.get(name)) is int and body[name] > most:
+            body[name] = most
+    if body.get("max_tokens") is None:
+        body["max_tokens"] = 2
+
+
+def _known_ids(value: Any) -> Any:
+    """Ids of the vocabulary, however deep; integers that were spelled as floats are integers."""
+    if isinstance(value, list):
+        return [_known_ids(item) for item in value]
+    return int(value) % VOCABULARY if type(value) in (int, float) else value
+
+
+def _integers(value: Any) -> Any:
+    """JSON schema takes 3.0 for an integer, the server does not."""
+    if isinstance(value, dict):
+        return {name: _integers(item) for name, item in value.items()}
+    return int(value) if isinstance(value, float) and value == int(value) else value
+
+
+def _fit(body: dict[str, Any], model: str) -> dict[str, Any]:
+    """What the schema leaves open and only this model knows: its name and its token ids."""
+    body = _integers(body)
+    if "model" in body:
+        body["model"] = model
+    for name in ("prompt", "tokens", "stop_token_ids"):
+        if name in body:
+            body[name] = _known_ids(body[name])
+    for message in body.get("messages") or []:
+        message.pop("tool_calls", None)
+    body.pop("logit_bias", None)
+    return body
+
+
+def _answer(case: Case) -> Any:
+    response = case.call(timeout=60)
+    case.validate_response(response, checks=CHECKS)
+    return response
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_valid_requests(server: Server, operations: dict[str, APIOperation], path: str) -> None:
+    """A request that the document allows is answered as it promises; refused only for what no schema can say."""
+    accepted = []
+
+    @examples
+    @given(case=operations[path].as_strategy(generation_mode=GenerationMode.POSITIVE))
+    def check(case: Case) -> None:
+        if isinstance(case.body, dict):
+            case.body = _fit(case.body, server.model)
+            _clamp(case.body)
+        response = _answer(case)
+        if response.status_code == 200:
+            accepted.append(case)
+        elif path == "/v1/models/{model_id}":
+            assert response.status_code == 404
+        else:
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] in CROSS_FIELD_RULES
+
+    check()
+    assert accepted or path == "/v1/models/{model_id}"
+
+
+@pytest.mark.parametrize("path", WITH_BODIES)
+def test_invalid_requests(operations: dict[str, APIOperation], path: str) -> None:
+    """A request that the document forbids is refused with 4xx, in the shape of an error."""
+
+    @examples
+    @given(case=operations[path].as_strategy(generation_mode=GenerationMode.NEGATIVE))
+    def check(case: Case) -> None:
+        response = _answer(case)
+        assert 400 <= response.status_code < 500
+        assert response.json()["error"]["message"]
+
+    check()
+
+
+def test_the_engine_is_idle_afterwards(server: Server) -> None:
+    server.wait_for(lambda: server.progress()["running"] + server.progress()["waiting"] == 0, 10, "idleness")
+    progress = server.progress()
+    assert progress["free_blocks"] == progress["total_blocks"]
