@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t K_BLOCK = 256;
 constexpr int64_t ROW_BLOCK = 240;  // rows whose K_BLOCK columns stay in the second-level cache
+constexpr int64_t STREAM_AHEAD = 32;  // k that a lone tile fetches ahead
 
 #ifdef __AVX512F__
 typedef v16 vec;
@@ -55,28 +56,34 @@ INLINE void finish(const Problem& p, const vec (&acc)[MR][NV], int64_t row, int6
     }
 }
 
+// What a tile asks the cache for while it computes: `step` bytes further for each k.
+struct Ahead {
+    const void* start;
+    int64_t step;
+};
+
 // MR rows times NP panels over one block of k. `b` points at the first panel's block; panels lie K * 16 apart.
 template <int MR, int NP, class T>
-__attribute__((noinline)) void tile(const Problem& p, const T* b, int64_t row, int64_t panel, int64_t k0, int64_t k) {
+__attribute__((noinline)) void tile(const Problem& p, const T* b, int64_t row, int64_t panel, int64_t k0, int64_t k,
+                                    Ahead ahead) {
     vec acc[NP][MR][NV] = {};
     const float* a = p.x + row * p.ldx + k0;
-    if constexpr (NP == 1) {
-        multiply_add<vec, MR, NV>(a, p.ldx, b, PANEL, k, acc[0]);
-    } else {
-        for (int64_t i = 0; i < k; i++) {
+    const char* fetch = static_cast<const char*>(ahead.start);
+    for (int64_t i = 0; i < k; i++, fetch += ahead.step) {
+        if constexpr (NP == 1) __builtin_prefetch(fetch);
 #pragma GCC unroll 4
-            for (int q = 0; q < NP; q++)
-                multiply_add<vec, MR, NV>(a + i, p.ldx, b + (q * p.K + i) * PANEL, PANEL, 1, acc[q]);
-        }
+        for (int q = 0; q < NP; q++)
+            multiply_add<vec, MR, NV>(a + i, p.ldx, b + (q * p.K + i) * PANEL, PANEL, 1, acc[q]);
     }
     for (int q = 0; q < NP; q++) finish<MR>(p, acc[q], row, panel + q, k0 == 0, k0 + k == p.K);
 }
 
 // One tile of `rows` <= MAX_ROWS rows and one panel.
 template <int MR, class T>
-INLINE void tile_of(int rows, const Problem& p, const T* b, int64_t row, int64_t panel, int64_t k0, int64_t k) {
-    if (rows == MR) return tile<MR, 1, T>(p, b, row, panel, k0, k);
-    if constexpr (MR > 1) tile_of<MR - 1, T>(rows, p, b, row, panel, k0, k);
+INLINE void tile_of(int rows, const Problem& p, const T* b, int64_t row, int64_t panel, int64_t k0, int64_t k,
+                    Ahead ahead) {
+    if (rows == MR) return tile<MR, 1, T>(p, b, row, panel, k0, k, ahead);
+    if constexpr (MR > 1) tile_of<MR - 1, T>(rows, p, b, row, panel, k0, k, ahead);
 }
 
 // All M <= MAX_ROWS rows in one tile: stream the panels through once, several side by side.
@@ -90,18 +97,23 @@ template <int MR, class T> void stream_panels(const Problem& p, int64_t panel, i
         for (int64_t k0 = 0; k0 < p.K; k0 += K_BLOCK) {
             const int64_t k = std::min(K_BLOCK, p.K - k0);
             const T* b = w + (panel * p.K + k0) * PANEL;
-            several ? tile<MR, NP, T>(p, b, 0, panel, k0, k) : tile<MR, 1, T>(p, b, 0, panel, k0, k);
+            const Ahead ahead{b + STREAM_AHEAD * PANEL, PANEL * sizeof(T)};
+            several ? tile<MR, NP, T>(p, b, 0, panel, k0, k, ahead) : tile<MR, 1, T>(p, b, 0, panel, k0, k, ahead);
         }
         panel += several ? NP : 1;
     }
 }
 
-// Rows [row, row_end) times one panel over one block of k, in tiles of nearly equal height.
+// Rows [row, row_end) times one panel over one block of k, in tiles of nearly equal height. Meanwhile the next panel's
+// block, `next_bytes` at `next`, is fetched, a part by each tile.
 template <class T>
-void tile_rows(const Problem& p, const T* b, int64_t row, int64_t row_end, int64_t panel, int64_t k0, int64_t k) {
-    for (int64_t tiles = (row_end - row + MAX_ROWS - 1) / MAX_ROWS; tiles > 0; tiles--) {
-        const int64_t rows = (row_end - row + tiles - 1) / tiles;
-        tile_of<MAX_ROWS, T>(int(rows), p, b, row, panel, k0, k);
+void tile_rows(const Problem& p, const T* b, int64_t row, int64_t row_end, int64_t panel, int64_t k0, int64_t k,
+               const void* next, int64_t next_bytes) {
+    const int64_t tiles = (row_end - row + MAX_ROWS - 1) / MAX_ROWS;
+    for (int64_t t = 0; t < tiles; t++) {
+        const int64_t rows = (row_end - row + tiles - t - 1) / (tiles - t);
+        const Ahead ahead{static_cast<const char*>(next) + next_bytes * t / tiles, next_bytes / (tiles * k)};
+        tile_of<MAX_ROWS, T>(int(rows), p, b, row, panel, k0, k, ahead);
         row += rows;
     }
 }
@@ -112,13 +124,14 @@ template <class T> void block(const Problem& p, int64_t row, int64_t row_end, in
     for (int64_t k0 = 0; k0 < p.K; k0 += K_BLOCK) {
         const int64_t k = std::min(K_BLOCK, p.K - k0);
         for (int64_t panel = panel_begin; panel < panel_end; panel++) {
-            const T* b = w + (panel * p.K + k0) * PANEL;
+            const T *b = w + (panel * p.K + k0) * PANEL, *next = b + p.K * PANEL;
+            const int64_t bytes = k * PANEL * sizeof(T);
             if constexpr (sizeof(T) == 2) {
                 for (int64_t i = 0; i < k * PANEL; i += PANEL)
                     for (int v = 0; v < PANEL; v += sizeof(vec) / 4) store(expanded + i + v, load<vec>(b + i + v));
-                tile_rows<float>(p, expanded, row, row_end, panel, k0, k);
+                tile_rows<float>(p, expanded, row, row_end, panel, k0, k, next, bytes);
             } else {
-                tile_rows<T>(p, b, row, row_end, panel, k0, k);
+                tile_rows<T>(p, b, row, row_end, panel, k0, k, next, bytes);
             }
         }
     }

@@ -77,10 +77,22 @@ template <class V> INLINE V load(const float* p) {
     return v;
 }
 
+// Sixteen bits to thirty-two in each lane. (GCC needs four instructions for its own __builtin_convertvector.)
+template <class V> INLINE typename Lanes<V>::u32 widen(typename Lanes<V>::u16 bits) {
+    typedef typename Lanes<V>::u32 U;
+#ifdef __AVX512F__
+    if constexpr (sizeof(V) == 64) return bit_copy<U>(_mm512_cvtepu16_epi32(bit_copy<__m256i>(bits)));
+#endif
+#ifdef __AVX2__
+    if constexpr (sizeof(V) == 32) return bit_copy<U>(_mm256_cvtepu16_epi32(bit_copy<__m128i>(bits)));
+#endif
+    return __builtin_convertvector(bits, U);
+}
+
 template <class V> INLINE V load(const bf16* p) {
     typename Lanes<V>::u16 bits;
     memcpy(&bits, p, sizeof(bits));
-    return bit_copy<V>(__builtin_convertvector(bits, typename Lanes<V>::u32) << 16);
+    return bit_copy<V>(widen<V>(bits) << 16);
 }
 
 // float16. Where there is no instruction for it: move exponent and mantissa into place, then scale by 2^112, which also
@@ -95,7 +107,7 @@ template <class V> INLINE V load(const fp16* p) {
     if constexpr (sizeof(V) == 32) return bit_copy<V>(_mm256_cvtph_ps(bit_copy<__m128i>(half)));
 #endif
     typedef typename Lanes<V>::u32 U;
-    const U bits = __builtin_convertvector(half, U);
+    const U bits = widen<V>(half);
     const V scaled = bit_copy<V>((bits & 0x7fff) << 13) * 0x1p112f;
     const U special = bit_copy<U>((bits & 0x7c00) == 0x7c00) & 0x7f800000u;
     return bit_copy<V>(bit_copy<U>(scaled) | special | (bits & 0x8000) << 16);
