@@ -80,7 +80,7 @@ def _mapping(config: Json, key: str) -> Json:
 
 
 def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
-    """What YaRN (arXiv 2309.00071, eq. 22) multiplies cosines and sines with; a ratio when DeepSeek's mscales are set."""
+    """What YaRN (arXiv 2309.00071, eq. 22) multiplies cosines and sines with; a ratio if DeepSeek's mscales are set."""
 
     def scale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
