@@ -16,7 +16,7 @@ import zmq.asyncio
 from scheduler.config import SchedulerConfig
 from scheduler.request import SamplingParams
 from server import generation, wire
-from server.errors import Overloaded, Unavailable, from_engine
+from server.errors import BadRequest, Overloaded, Unavailable, from_engine
 from server.generation import GenerationRequest
 from server.randomness import mix_seed
 
@@ -158,15 +158,23 @@ class EngineClient:
                 f"{self._config.max_outstanding} is the limit; try again"
             )
 
-    def submit(self, requests: list[GenerationRequest], admission: generation.Admission) -> list[generation.RequestStream]:
-        """Start them all or none. Raises Overloaded."""
+    def submit(
+        self, requests: list[GenerationRequest], admission: generation.Admission
+    ) -> list[generation.RequestStream]:
+        """Start them all or none. Raises Overloaded; BadRequest for what even an empty queue would not hold."""
         if self._generation < 0:
             raise Unavailable(self._not_ready_message())
+        sequences = sum(request.n for request in requests)
         tokens = sum(len(request.prompt_ids) * request.n for request in requests)
-        if self._queued_tokens + tokens > self._config.max_queued_tokens:
+        most_sequences, most_tokens = self._config.max_outstanding, self._config.max_queued_tokens
+        if sequences > most_sequences:
+            raise BadRequest(f"The request has {sequences} sequences; the queue holds {most_sequences}.", param="n")
+        if tokens > most_tokens:
+            raise BadRequest(f"The request has {tokens} prompt tokens in all; the queue holds {most_tokens}.")
+        if self._queued_tokens + tokens > most_tokens:
             raise Overloaded(f"the queue holds {self._queued_tokens} prompt tokens and has no room for {tokens} more")
         admission.release()
-        self._require_places(sum(request.n for request in requests))
+        self._require_places(sequences)
         return [self._start(request) for request in requests]
 
     def _start(self, request: GenerationRequest) -> ClientStream:
