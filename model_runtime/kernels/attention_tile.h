@@ -64,7 +64,8 @@ void clear(const State& state, int64_t rows, int64_t D) {
 struct Tile {
     int64_t start;
     const float *key[PANELS], *value[PANELS];
-    int64_t key_step;  // from a channel to the next
+    const float* next_key[PANELS];  // of the following tile, to be fetched meanwhile
+    int64_t key_step;               // from a channel to the next
 
     // Panels up to position `last`. Blocks shorter than a panel are copied together.
     Tile(const Problem& p, const Item& item, int64_t start, int64_t last, Scratch& scratch) : start(start) {
@@ -76,6 +77,9 @@ struct Tile {
                 const int64_t block = table[position / p.B] * p.G + item.group, offset = position % p.B;
                 key[panel] = p.key + block * p.D * p.B + offset;
                 value[panel] = p.value + (block * p.B + offset) * p.D;
+                next_key[panel] = key[panel];
+                if (const int64_t next = position + TILE; next < p.kv_lens[item.sequence])
+                    next_key[panel] = p.key + (table[next / p.B] * p.G + item.group) * p.D * p.B + next % p.B;
                 continue;
             }
             float *keys = scratch.keys + panel * PANEL * p.D, *values = scratch.values + panel * PANEL * p.D;
@@ -84,7 +88,7 @@ struct Tile {
                 for (int64_t d = 0; d < p.D; d++) std::copy_n(p.key + block + d * p.B, p.B, keys + d * PANEL + at);
                 std::copy_n(p.value + block, p.B * p.D, values + at * p.D);
             }
-            key[panel] = keys;
+            key[panel] = next_key[panel] = keys;
             value[panel] = values;
         }
     }
@@ -93,7 +97,10 @@ struct Tile {
 template <int MR> void score_rows(const float* query, const Tile& tile, int64_t panels, int64_t D, float* scores) {
     for (int64_t panel = 0; panel < panels; panel++) {
         v8 acc[MR][2] = {};
-        multiply_add<v8, MR, 2>(query, D, tile.key[panel], tile.key_step, D, acc);
+        for (int64_t d = 0; d < D; d++) {
+            __builtin_prefetch(tile.value[panel] + d * PANEL);
+            multiply_add<v8, MR, 2>(query + d, D, tile.key[panel] + d * tile.key_step, 0, 1, acc);
+        }
         for (int r = 0; r < MR; r++)
             for (int v = 0; v < 2; v++) store(scores + r * TILE + panel * PANEL + v * 8, acc[r][v]);
     }
@@ -138,9 +145,13 @@ INLINE void add_columns(const float* weights, const Tile& tile, int64_t begin, i
         for (int v = 0; v < NV; v++) acc[r][v] = load<V>(out + r * D + d + v * W);
     for (int64_t at = begin; at < end;) {
         const int64_t panel = at / PANEL, stop = std::min(end, (panel + 1) * PANEL);
-        const float* value = tile.value[panel] + at % PANEL * D + d;
-        multiply_add<V, MR, NV>(weights + at, TILE, value, D, stop - at, acc);
-        at = stop;
+        const float *value = tile.value[panel] + d, *next_key = tile.next_key[panel] + d * tile.key_step;
+        for (; at < stop; at++) {
+            const int64_t token = at % PANEL;
+            for (int line = 0; line < NV / 2; line++)
+                __builtin_prefetch(next_key + (token * (NV / 2) + line) * tile.key_step);
+            multiply_add<V, MR, NV>(weights + at, TILE, value + token * D, 0, 1, acc);
+        }
     }
     for (int r = 0; r < MR; r++)
         for (int v = 0; v < NV; v++) store(out + r * D + d + v * W, acc[r][v]);
