@@ -12,8 +12,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from server.errors import ApiError, BadRequest, DeadlineExceeded, HeadTooLarge
 from server.middleware import error_response_messages
 
-_OFFERS = (b"upgrade", b"connection", b"http2-settings")
-"""Headers of an offer to change the protocol: HTTP lets a server pass over it."""
+_OFFERS = (b"upgrade", b"http2-settings")
+"""Headers of an offer to change the protocol, and their names in Connection: HTTP lets a server pass over it."""
+
+
+def _without_offer(name: bytes, value: bytes) -> bytes:
+    if name == b"connection":
+        options = [option.strip() for option in value.split(b",")]
+        value = b", ".join(option for option in options if option.lower() not in _OFFERS)
+    return b"%b: %b" % (name, value)
 
 
 def bounded_protocol(max_head_bytes: int, head_timeout: float) -> type[HttpToolsProtocol]:
@@ -72,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Read the request again without its offer: the parser takes what follows for the other protocol."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         head = [b"%b %b HTTP/%b" % (method, self.url, version)]
-        head += [b"%b: %b" % (name, value) for name, value in self.headers if name not in _OFFERS]
+        head += [_without_offer(name, value) for name, value in self.headers if name not in _OFFERS]
         self.parser = httptools.HttpRequestParser(self)
         self._in_head = True
         self._feed(b"\r\n".join(head) + b"\r\n\r\n" + rest)
