@@ -1,0 +1,53 @@
+"""A client that goes on as before while others misbehave."""
+
+import threading
+from typing import Any
+
+import httpx
+
+from tests.end_to_end.conftest import Server, sse_events
+
+REQUEST = {"prompt": "The history of astronomy is", "max_tokens": 24, "temperature": 0.8, "seed": 5, "stream": True}
+
+
+class Neighbour:
+    """A client that asks the same, again and again, while others misbehave; every answer must be the first one."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.answers: list[list[int]] = []
+        self.failure: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _ask(self, client: httpx.Client) -> list[int]:
+        ids: list[int] = []
+        body = {"model": self._server.model, "ignore_eos": True, "return_token_ids": True, **REQUEST}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            for event in sse_events(response.iter_lines()):
+                choices: Any = event.get("choices", [])
+                ids += [token for choice in choices for token in choice.get("token_ids") or []]
+        return ids
+
+    def _run(self) -> None:
+        try:
+            with self._server.client() as client:
+                while not self._stop.is_set():
+                    self.answers.append(self._ask(client))
+        except (httpx.HTTPError, ValueError) as error:
+            self.failure = error
+
+    def __enter__(self) -> "Neighbour":
+        with self._server.client() as client:
+            self.answers.append(self._ask(client))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        assert self.failure is None
+        assert len(self.answers) >= 2
+        assert all(answer == self.answers[0] for answer in self.answers)
+        assert len(self.answers[0]) == REQUEST["max_tokens"]
