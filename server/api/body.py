@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,14 +23,17 @@ from server.schema.unknown import check_unknown
 
 LARGE_BODY = 64 * 1024
 """Bytes above which a body is measured before it is parsed, in a thread."""
+PROMPT_FIELDS = ("prompt", "messages", "tokens")
 MAX_FIELD_BYTES = 1024 * 1024
-"""Of a field other than prompt, messages and tokens in a large body."""
+"""Of any other field in a large body."""
+MAX_UNKNOWN_BYTES = 2 * MAX_FIELD_BYTES
+"""Of all unknown fields together; more are not even looked at by name."""
 MAX_ESCAPE = 6
 """JSON spells a byte of text with at most this many (`\\u0041`)."""
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _CONSTANT = re.compile(rb"NaN|Infinity")
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NOT_JSON = "The body is not valid JSON"
 
 
@@ -63,7 +67,7 @@ async def read_body(request: Request, gateway: Gateway, schema: type[Body]) -> t
 
 def _checked(raw: bytes, schema: type[Body], strict: bool, limits: Limits | None) -> tuple[Body, list[str]]:
     if limits is not None:
-        check_size(raw, limits)
+        check_size(raw, schema, limits)
     body = validate(schema, parse(raw))
     return body, check_unknown(body.model_extra or {}, strict=strict)
 
@@ -90,21 +94,42 @@ async def _read(request: Request, limit: int, timeout: float) -> bytes:
     return b"".join(chunks)
 
 
-def check_size(raw: bytes, limits: Limits) -> None:
+def check_size(raw: bytes, schema: type[BaseModel], limits: Limits) -> None:
     """Refuse what cannot fit, from the lengths of the fields. Raises BadRequest."""
+    known = {name: value for name, value in _fields(_known_fields(schema), raw).items() if len(value)}
+    for name, value in known.items():
+        _check_field_size(name, value)
+        if name in PROMPT_FIELDS:
+            _check_prompt_size(name, bytes(value), limits)
+    rest = len(raw) - sum(map(len, known.values()))
+    if LARGE_BODY < rest <= MAX_UNKNOWN_BYTES:
+        for name, value in _fields(_ALL_FIELDS, raw).items():
+            _check_field_size(name, value)
+            rest -= 0 if name in known else len(value)
+    if rest > LARGE_BODY:
+        raise BadRequest("The body repeats fields, or is mostly unknown fields or empty space.")
+
+
+def _fields(decoder: "msgspec.json.Decoder[Any]", raw: bytes) -> dict[str, msgspec.Raw]:
     try:
-        fields = _FIELDS.decode(raw)
+        fields = decoder.decode(raw)
     except msgspec.ValidationError:
         raise BadRequest("The body must be a JSON object.") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"{_NOT_JSON}: {error}") from None
-    if len(raw) - sum(map(len, fields.values())) > LARGE_BODY:
-        raise BadRequest("The body repeats fields or is mostly empty space.")
-    for name, value in fields.items():
-        if name in ("prompt", "messages", "tokens"):
-            _check_prompt_size(name, bytes(value), limits)
-        elif len(value) > MAX_FIELD_BYTES:
-            raise BadRequest(f"{name[:64]} exceeds the limit of {MAX_FIELD_BYTES} bytes.", param=name[:64])
+    return fields if isinstance(fields, dict) else msgspec.structs.asdict(fields)
+
+
+@cache
+def _known_fields(schema: type[BaseModel]) -> "msgspec.json.Decoder[Any]":
+    """Finds the fields of a schema and keeps nothing of others, however many there are."""
+    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in schema.model_fields]
+    return msgspec.json.Decoder(msgspec.defstruct("KnownFields", fields))
+
+
+def _check_field_size(name: str, value: msgspec.Raw) -> None:
+    if name not in PROMPT_FIELDS and len(value) > MAX_FIELD_BYTES:
+        raise BadRequest(f"{name[:64]} exceeds the limit of {MAX_FIELD_BYTES} bytes.", param=name[:64])
 
 
 def _check_prompt_size(name: str, value: bytes, limits: Limits) -> None:
