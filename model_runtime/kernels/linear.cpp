@@ -28,7 +28,6 @@ constexpr int panels_at_once(int rows) { return std::max(1, std::min(4, MAX_SUMS
 
 struct Problem {
     const float* x;
-    int64_t ldx;
     const void* w;
     const float* bias;
     float* y;
@@ -67,13 +66,13 @@ template <int MR, int NP, class T>
 __attribute__((noinline)) void tile(const Problem& p, const T* b, int64_t row, int64_t panel, int64_t k0, int64_t k,
                                     Ahead ahead) {
     vec acc[NP][MR][NV] = {};
-    const float* a = p.x + row * p.ldx + k0;
+    const float* a = p.x + row * p.K + k0;
     const char* fetch = static_cast<const char*>(ahead.start);
     for (int64_t i = 0; i < k; i++, fetch += ahead.step) {
         if constexpr (NP == 1) __builtin_prefetch(fetch);
 #pragma GCC unroll 4
         for (int q = 0; q < NP; q++)
-            multiply_add<vec, MR, NV>(a + i, p.ldx, b + (q * p.K + i) * PANEL, PANEL, 1, acc[q]);
+            multiply_add<vec, MR, NV>(a + i, p.K, b + (q * p.K + i) * PANEL, PANEL, 1, acc[q]);
     }
     for (int q = 0; q < NP; q++) finish<MR>(p, acc[q], row, panel + q, k0 == 0, k0 + k == p.K);
 }
@@ -126,13 +125,13 @@ template <class T> void block(const Problem& p, int64_t row, int64_t row_end, in
         for (int64_t panel = panel_begin; panel < panel_end; panel++) {
             const T *b = w + (panel * p.K + k0) * PANEL, *next = b + p.K * PANEL;
             const int64_t bytes = k * PANEL * sizeof(T);
-            if constexpr (sizeof(T) == 2) {
-                for (int64_t i = 0; i < k * PANEL; i += PANEL)
-                    for (int v = 0; v < PANEL; v += sizeof(vec) / 4) store(expanded + i + v, load<vec>(b + i + v));
-                tile_rows<float>(p, expanded, row, row_end, panel, k0, k, next, bytes);
-            } else {
+            if (sizeof(T) == sizeof(float) || row_end - row <= 2 * MAX_ROWS) {
                 tile_rows<T>(p, b, row, row_end, panel, k0, k, next, bytes);
+                continue;
             }
+            for (int64_t i = 0; i < k * PANEL; i += PANEL)  // many tiles: expand the storage type once
+                for (int v = 0; v < PANEL; v += sizeof(vec) / 4) store(expanded + i + v, load<vec>(b + i + v));
+            tile_rows<float>(p, expanded, row, row_end, panel, k0, k, next, bytes);
         }
     }
 }
@@ -180,9 +179,9 @@ template <class U> void pack(const U* w, U* panels, int64_t N, int64_t K) {
 extern "C" {
 
 // storage: 0 float32, 1 bfloat16, 2 float16.
-void fl_linear(const float* x, int64_t ldx, const void* w, int64_t storage, const float* bias, float* y, int64_t M,
-               int64_t N, int64_t K) {
-    const Problem p{x, ldx, w, bias, y, M, N, K};
+void fl_linear(const float* x, const void* w, int64_t storage, const float* bias, float* y, int64_t M, int64_t N,
+               int64_t K) {
+    const Problem p{x, w, bias, y, M, N, K};
     storage == 0 ? linear<float>(p) : storage == 1 ? linear<bf16>(p) : linear<fp16>(p);
 }
 

@@ -56,7 +56,6 @@ def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
     out_TN = torch.empty(num_tokens, weight.num_rows)
     library().linear(
         x_TK.data_ptr(),
-        num_columns,
         weight.data.data_ptr(),
         STORAGE[weight.data.dtype],
         bias,

@@ -2,6 +2,7 @@
 place in the batch, the cut of the prompt into steps, the blocks it lies in, or the number of threads."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -115,6 +116,23 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     set_threads(before)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_two_callers_at_once_get_their_own_results(threads: None) -> None:
+    """One has the thread pool, the other works alone."""
+    ops, shape = compiled(), HeadShape(num_heads=6, num_kv_heads=2, head_dim=16)
+    weight, x = ops.pack(randn(400, 300, seed=1)), [randn(20, 300, seed=i) for i in range(40)]
+    batch = batch_of([200], [200], 16, 13)
+    kv, qkv = kv_cache(shape, 13, 16), randn(200, 160)
+    fill_cache(kv, batch, seed=1)
+
+    def both(rows: Tensor) -> Tensor:
+        attended = ops.paged_attention(qkv, kv, batch, shape, 0.25, 0)
+        return torch.cat([ops.linear(rows, weight, None).flatten(), attended.flatten()])
+
+    expected = [both(rows) for rows in x]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(torch.equal(a, b) for a, b in zip(pool.map(both, x), expected, strict=True))
 
 
 def test_keys_after_the_query_are_never_added_in() -> None:
