@@ -13,7 +13,7 @@ USERS = 16
 MAX_SHARE = 0.40
 
 
-def chat(server: Server, user: int, salt: str) -> None:
+def chat(server: Server, user: int, salt: str, tokens: int = 24) -> None:
     """An answer of a fixed length; not even the beginning of the prompt is another user's."""
     answer = server.post(
         "/v1/chat/completions",
@@ -21,17 +21,17 @@ def chat(server: Server, user: int, salt: str) -> None:
             {"role": "system", "content": f"{user} is your number."},
             {"role": "user", "content": "Tell me a story about it."},
         ],
-        max_tokens=24,
+        max_tokens=tokens,
         ignore_eos=True,
         cache_salt=f"{salt} {user}",
     )
-    assert answer["usage"]["completion_tokens"] == 24
+    assert answer["usage"]["completion_tokens"] == tokens
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 def test_concurrent_chats_share_the_machine(server: Server) -> None:
     with ThreadPoolExecutor(USERS) as pool:
-        list(pool.map(lambda user: chat(server, user, "warm-up"), range(USERS)))
+        list(pool.map(lambda user: chat(server, user, "warm-up", 2), range(USERS)))
         start = time.monotonic()
         list(pool.map(lambda user: chat(server, user, "together"), range(USERS)))
         together = time.monotonic() - start

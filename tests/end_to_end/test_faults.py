@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import Server
+from tests.end_to_end.conftest import Server, run_server, sse_events
 from tests.end_to_end.test_conversation import ANSWER, CHAT, COMPLETIONS, QUESTION, finishes, texts
 
 pytestmark = pytest.mark.model
@@ -28,6 +28,22 @@ def copying(server: Server) -> dict[str, Any]:
     ids = server.post("/tokenize", prompt=MIXED, add_special_tokens=False)["tokens"]
     bias = {str(token): 8 for token in ids}
     return {"prompt": f"{MIXED}\n" * 3, "max_tokens": len(ids), "temperature": 0, "logit_bias": bias}
+
+
+def test_h01_an_error_in_mid_stream_is_told() -> None:
+    """Here the deadline's; `test_processes.py` has that of a dying engine."""
+    with run_server("--request-timeout", "2") as server:
+        body = {"model": server.model, "prompt": "Once", "max_tokens": 8000, "ignore_eos": True}
+        with server.http.stream("POST", COMPLETIONS, json=body | {"stream": True}) as response:
+            assert response.status_code == 200
+            *chunks, error, last = sse_events(response.iter_lines())
+        assert len(chunks) > 1
+        assert finishes(chunks) == {0: []}
+        assert (error["error"]["type"], last) == ("timeout_error", {"done": True})
+        refused = server.http.post(COMPLETIONS, json=body)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (408, "timeout_error")
+        assert server.metrics()["request_success_total:timeout"] == 2
+        server.wait_for(server.is_idle, 5, "idleness")
 
 
 def test_h02_h03_one_finish_for_each_choice(server: Server) -> None:
