@@ -4,9 +4,11 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import FrameType
 
 import httpx
 from rich.console import Console
@@ -14,9 +16,9 @@ from rich.console import Console
 from server.options import OptionError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-START_TIMEOUT_SECONDS = 120.0
+READY_TIMEOUT_SECONDS = 5.0
 READ_TIMEOUT_SECONDS = 120.0
-HELP = "/reset begins anew · /system TEXT sets the system message · /exit or Ctrl-D leaves · Ctrl-C stops an answer"
+HELP = "/reset begins anew · /system TEXT instructs · /exit leaves · Ctrl-C stops"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,43 +44,49 @@ class Conversation:
         self._system: str | None = arguments.system
         self._messages: list[dict[str, str]] = []
         models = client.get("/v1/models")
-        models.raise_for_status()
+        if models.status_code != httpx.codes.OK:
+            raise ServerRefused(_error_message(models.text))
         self.model: str = models.json()["data"][0]["id"]
 
     def command(self, line: str) -> bool:
         """Obey a line that begins with a slash; False means leave."""
-        name, _, rest = line.partition(" ")
+        name, _, rest = line.strip().partition(" ")
         if name in ("/exit", "/quit"):
             return False
-        if name == "/reset":
+        if name == "/reset" or (name == "/system" and rest):
+            self._system = rest or self._system
             self._messages.clear()
-        elif name == "/system" and rest:
-            self._system = rest
-            self._messages.clear()
+            self._note("the system message is set; " * bool(rest) + "the conversation begins anew")
         else:
-            self._console.print(HELP, style="dim", highlight=False)
+            self._note(HELP if name == "/help" else f"{name} is no command here, or needs a text: {HELP}")
         return True
+
+    def _note(self, text: str) -> None:
+        self._console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def ask(self, text: str) -> None:
         """Send a message and print the answer as it comes."""
         self._messages.append({"role": "user", "content": text})
         system = [{"role": "system", "content": self._system}] if self._system else []
         body = {"model": self.model, "messages": system + self._messages, **self._settings}
-        answer = ""
+        answer, reason = "", None
         try:
-            for delta in self._stream(body):
+            for delta, reason in self._stream(body):  # noqa: B007  needed after the loop
                 answer += delta
                 print(delta, end="", flush=True)
         except KeyboardInterrupt:
             self._console.print(" (stopped)", style="dim", end="")
         except (ServerRefused, httpx.HTTPError) as error:
-            self._console.print(f"no answer: {error}", style="red", highlight=False)
+            self._console.print(f"no answer: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
             self._messages.pop()
             return
+        if reason == "length":
+            self._console.print(" (cut off, see --max-tokens)", style="dim", end="")
         print("\n", flush=True)
         self._messages.append({"role": "assistant", "content": answer})
 
-    def _stream(self, body: dict[str, object]) -> Iterator[str]:
+    def _stream(self, body: dict[str, object]) -> Iterator[tuple[str, str | None]]:
+        """Pieces of text, with the reason why the answer ended beside the last."""
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != httpx.codes.OK:
                 response.read()
@@ -91,7 +99,7 @@ class Conversation:
                 if "error" in chunk:
                     raise ServerRefused(_error_message(data))
                 for choice in chunk["choices"]:
-                    yield choice["delta"].get("content") or ""
+                    yield choice["delta"].get("content") or "", choice["finish_reason"]
 
 
 def _error_message(text: str) -> str:
@@ -101,22 +109,25 @@ def _error_message(text: str) -> str:
         return text[:300]
 
 
-def _answers(url: str) -> bool:
+def _why_not_ready(url: str) -> str | None:
+    """What keeps the server at this address from answering; None when it is ready."""
     try:
-        return httpx.get(f"{url}/health/ready", timeout=1.0).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
+        response = httpx.get(f"{url}/health/ready", timeout=READY_TIMEOUT_SECONDS)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return str(error)
+    return None if response.status_code == httpx.codes.OK else _error_message(response.text)
 
 
 @contextlib.contextmanager
 def _server(arguments: argparse.Namespace, console: Console) -> Iterator[str]:
     """The URL of a server: the one named, the one at the default address, or one started for this conversation."""
     if arguments.url is not None:
-        if not _answers(arguments.url):
-            raise OptionError(f"no server is ready at {arguments.url}")
-        yield arguments.url.rstrip("/")
+        url = arguments.url.rstrip("/").removesuffix("/v1")
+        if reason := _why_not_ready(url):
+            raise OptionError(f"no server is ready at {url}: {reason} (an address looks like {DEFAULT_URL})")
+        yield url
         return
-    if arguments.model is None and _answers(DEFAULT_URL):
+    if arguments.model is None and _why_not_ready(DEFAULT_URL) is None:
         yield DEFAULT_URL
         return
     model = arguments.model or "embedded"
@@ -145,8 +156,15 @@ def _read(console: Console) -> str | None:
         return None
 
 
+def _leave(number: int, _frame: FrameType | None) -> None:
+    """A closed terminal must not leave the server behind that was started for it."""
+    sys.exit(128 + number)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the user leaves; the exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     console = Console()
     headers = {"Authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     with (
@@ -155,9 +173,9 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         try:
             conversation = Conversation(client, console, arguments)
-        except httpx.HTTPError as error:
+        except (ServerRefused, httpx.HTTPError) as error:
             raise OptionError(f"the server at {url} refused: {error}") from None
-        console.print(f"{conversation.model} at {url} — {HELP}", style="dim", highlight=False)
+        console.print(f"{conversation.model} at {url}\n{HELP}", style="dim", highlight=False, soft_wrap=True)
         while (line := _read(console)) is not None:
             if line.startswith("/"):
                 if not conversation.command(line):

@@ -13,6 +13,8 @@ from server.models import ModelNotFound
 from server.options import OptionError
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_NO_READER = 141
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the installed command."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
         if arguments.command == "serve":
             code = serve_command.run(resolve(arguments, os.environ))
@@ -61,7 +63,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"firstlight: {error}", file=sys.stderr)
         code = EXIT_USAGE
     except KeyboardInterrupt:
-        code = 130
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has left. What is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_NO_READER
     sys.exit(code)
 
 

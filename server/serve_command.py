@@ -1,5 +1,6 @@
 """`firstlight serve`: run the supervisor and show people how the start goes. Supervisor process."""
 
+import logging
 import shlex
 import time
 
@@ -83,6 +84,7 @@ def curl_line(url: str, model: str, needs_key: bool) -> str:
 
 def run(config: ServeConfig) -> int:
     """Serve until told to stop; the exit code."""
+    logging.getLogger().setLevel(config.process.log_level.upper())
     name = config.gateway.served_model_name or resolve_model(config.model).name
     console = Console()
     console.print(f"firstlight: starting {name}", highlight=False)
