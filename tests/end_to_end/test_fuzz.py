@@ -138,8 +138,8 @@ def _small(body: dict[str, Any]) -> dict[str, Any]:
 @st.composite
 def mutated_bodies(draw: st.DrawFn) -> tuple[bool, dict[str, Any], bytes]:
     """(whether it is a chat, the fields to exchange, what to put in place of the bytes: a valid body in most cases)."""
-    damage = draw(st.sampled_from([b""] * 4 + [b"\xff", b"\x00", b'"', b"}", b"[", b"\\", b"9", b"cut"]))
-    values = VALUES | st.sampled_from(PLAUSIBLE)
+    damage = draw(st.sampled_from([b""] * 16 + [b"\xff", b"\x00", b'"', b"}", b"[", b"\\", b"9", b"cut"]))
+    values = VALUES if draw(st.booleans()) else st.sampled_from(PLAUSIBLE)
     changes = draw(st.dictionaries(st.sampled_from(FIELDS), values, min_size=1, max_size=2))
     return draw(st.booleans()), changes, damage
 
@@ -168,7 +168,7 @@ def test_mutated_bodies(client: httpx.Client, server: Server) -> None:
         _check_answer(response)
 
     check()
-    assert statuses.count(200) > 10
+    assert statuses.count(200) > 5
     assert statuses.count(400) > 50
 
 
