@@ -1,7 +1,7 @@
 """Configuration of the runtime, the architecture of a model, and the facts learned at start-up.
 
-`RuntimeConfig` is parsed in the supervisor and read in the engine; `ModelConfig` is read from a checkpoint in the engine
-process. This module does not import torch.
+`RuntimeConfig` is parsed in the supervisor and read in the engine; `ModelConfig` is read from a checkpoint in the
+engine process. This module does not import torch.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,8 @@ class RuntimeConfig:
         default=0, metadata={"help": "KV blocks in the pool; 0: as many as the memory budget and max-num-seqs can use"}
     )
     kernels: Literal["auto", "reference"] = field(
-        default="auto", metadata={"help": "auto: compiled CPU kernels where a C++ compiler is found; reference: plain torch"}
+        default="auto",
+        metadata={"help": "auto: compiled CPU kernels where there is a C++ compiler; reference: plain torch"},
     )
     threads: int = field(default=0, metadata={"help": "compute threads; 0: the cores this process may use"})
 

@@ -256,7 +256,7 @@ class EngineClient:
         if isinstance(message, wire.Hello):
             if message.version != wire.WIRE_VERSION:
                 raise wire.WireError(f"the engine speaks wire version {message.version}, not {wire.WIRE_VERSION}")
-            self._generation, self._info = message.generation, message.info
+            self._generation, self._info, self._stats = message.generation, message.info, message.stats
         if self._watched:
             await self._socket.send_multipart([wire.SUPERVISOR, wire.encode(message)])
 

@@ -10,12 +10,12 @@ import sys
 import time
 
 import zmq
+
 from model_runtime.executor import Executor, load_executor
 from model_runtime.memory import PlanError
-from scheduler.scheduler import Scheduler
-
 from model_runtime.weights.errors import CheckpointError
 from scheduler.request import FinishReason, Request, SamplingParams, SchedulerError, TokenEvent, TokenLogprob
+from scheduler.scheduler import Scheduler
 from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
 from server.config import ServeConfig
@@ -40,6 +40,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Forever."""
+        self._greet()
         while True:
             self._drain_inbox()
             plan = self._scheduler.plan(time.monotonic())
@@ -51,6 +52,19 @@ class EngineLoop:
                 if not self._scheduler.has_work():
                     self._scheduler.check_invariants()
             self._publish()
+
+    def _greet(self) -> None:
+        """Ready to serve: tell the facts that were learned while loading."""
+        info = self._executor.info
+        facts = {name: getattr(info, name) for name in wire.EngineInfo.__struct_fields__}
+        facts["eos_token_ids"] = list(info.eos_token_ids)
+        hello = wire.Hello(
+            version=wire.WIRE_VERSION,
+            generation=self._generation,
+            info=wire.EngineInfo(**facts),
+            stats=self._stats(),
+        )
+        self._socket.send(wire.encode(hello))
 
     def _drain_inbox(self) -> None:
         """Take every waiting message; with nothing to do, wait for one until the next heartbeat."""
@@ -141,10 +155,6 @@ def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> 
     executor = load_executor(resolve_model(config.model).path, config.runtime, config.scheduler, progress)
     info = executor.info
     scheduler = Scheduler(config.scheduler, num_blocks=info.num_blocks, max_model_len=info.max_model_len)
-    facts = {name: getattr(info, name) for name in wire.EngineInfo.__struct_fields__}
-    facts["eos_token_ids"] = list(info.eos_token_ids)
-    hello = wire.Hello(version=wire.WIRE_VERSION, generation=generation, info=wire.EngineInfo(**facts))
-    socket.send(wire.encode(hello))
     return scheduler, executor
 
 

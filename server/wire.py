@@ -129,6 +129,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     version: int
     generation: int
     info: EngineInfo
+    stats: Stats
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):

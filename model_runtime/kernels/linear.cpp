@@ -1,8 +1,9 @@
 // linear: y[M][N] = x[M][K] w[N][K]^T + bias, and the packing of w into panels [ceil(N / 16)][K][16], zero padded.
 //
-// Each number of y is the sum, in order, of one partial sum per block of 256 k; a partial sum is a chain of fused
-// multiply-adds in the order of k that starts from zero; the bias comes last. Everything else here (how many rows and
-// panels are in registers at once, the order of loops, the threads) moves work around and never changes that chain.
+// Each number of y is the sum, in order, of one partial sum per block of 256 k; that is the sum, in order, of chains of
+// 32 fused multiply-adds in the order of k, each of which starts from zero; the bias comes last. Short chains keep
+// rounding errors small (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Everything else here (how many
+// rows and panels are in registers at once, the order of loops, the threads) moves work around and never changes that.
 #include <algorithm>
 
 #include "pool.h"
@@ -11,6 +12,7 @@
 namespace {
 
 constexpr int64_t K_BLOCK = 256;
+constexpr int64_t CHAIN = 32;
 constexpr int64_t ROW_BLOCK = 240;  // rows whose K_BLOCK columns stay in the second-level cache
 constexpr int64_t STREAM_AHEAD = 32;  // k that a lone tile fetches ahead
 
@@ -65,16 +67,24 @@ struct Ahead {
 template <int MR, int NP, class T>
 __attribute__((noinline)) void tile(const Problem& p, const T* b, int64_t row, int64_t panel, int64_t k0, int64_t k,
                                     Ahead ahead) {
-    vec acc[NP][MR][NV] = {};
+    vec sums[NP][MR][NV] = {};
     const float* a = p.x + row * p.K + k0;
     const char* fetch = static_cast<const char*>(ahead.start);
-    for (int64_t i = 0; i < k; i++, fetch += ahead.step) {
-        if constexpr (NP == 1) __builtin_prefetch(fetch);
+    for (int64_t i = 0; i < k;) {
+        vec acc[NP][MR][NV] = {};
+        for (const int64_t chain_end = std::min(k, i + CHAIN); i < chain_end; i++, fetch += ahead.step) {
+            if constexpr (NP == 1) __builtin_prefetch(fetch);
 #pragma GCC unroll 4
+            for (int q = 0; q < NP; q++)
+                multiply_add<vec, MR, NV>(a + i, p.K, b + (q * p.K + i) * PANEL, PANEL, 1, acc[q]);
+        }
+        asm volatile("" ::"r"(sums) : "memory");  // sums stay in memory: the registers are for the chain
         for (int q = 0; q < NP; q++)
-            multiply_add<vec, MR, NV>(a + i, p.K, b + (q * p.K + i) * PANEL, PANEL, 1, acc[q]);
+            for (int r = 0; r < MR; r++)
+                for (int v = 0; v < NV; v++) sums[q][r][v] += acc[q][r][v];
+        asm volatile("" ::"r"(sums) : "memory");
     }
-    for (int q = 0; q < NP; q++) finish<MR>(p, acc[q], row, panel + q, k0 == 0, k0 + k == p.K);
+    for (int q = 0; q < NP; q++) finish<MR>(p, sums[q], row, panel + q, k0 == 0, k0 + k == p.K);
 }
 
 // One tile of `rows` <= MAX_ROWS rows and one panel.

@@ -15,9 +15,6 @@ from tests.model_runtime.paged import DEVICE, PagedRun
 
 pytestmark = pytest.mark.model
 TOLERANCE = 1e-4
-ALL_POSITIONS = 2.5e-4
-"""Early positions carry SmolLM2's massive activations: transformers' own float32 logits differ there from its float64
-logits by up to 9e-5, so two correct float32 programs may differ by more than 1e-4."""
 PROMPTS = (
     "The capital of France is",
     "Once upon a time there was a small robot who",
@@ -98,16 +95,15 @@ def test_logits_equal_transformers(
     kernels: str,
     count: int,
 ) -> None:
-    """The logits of the next token to 1e-4; those of every position of the prompt to ALL_POSITIONS, and each argmax."""
+    """At every position. (transformers' own float32 logits are up to 9e-5 from its float64 logits at early positions,
+    where SmolLM2 has massive activations.)"""
     decoder = load(kernels).decoder
     for text in PROMPTS[:count]:
         ids = list(tokenizer.encode(text, add_special_tokens=False, allow_special=False))
         with torch.inference_mode():
             expected = reference(torch.tensor([ids])).logits[0]
         logits = PagedRun(decoder).step({0: ids})[0]
-        difference = (logits - expected).abs().amax(dim=-1)
-        assert difference[-1].item() <= TOLERANCE, text
-        assert difference.max().item() <= ALL_POSITIONS, text
+        assert (logits - expected).abs().max().item() <= TOLERANCE, text
         assert torch.equal(logits.argmax(-1), expected.argmax(-1)), text
 
 
