@@ -14,7 +14,8 @@ from model_runtime.config import RuntimeConfig, RuntimeInfo
 from model_runtime.host import available_memory, usable_cores
 from model_runtime.kv_store import allocate, bytes_per_block
 from model_runtime.memory import size_pool
-from model_runtime.ops import load_ops, set_threads
+from model_runtime.ops import describe, load_ops, set_threads
+from model_runtime.ops.registry import Ops
 from model_runtime.runner import Runner
 from scheduler.config import SchedulerConfig
 from scheduler.plan import StepPlan, StepResult
@@ -48,7 +49,7 @@ def load_executor(
     progress("preparing kernels", 0.0)
     ops = load_ops(device, runtime.kernels)
     model = load_model(model_path, ops, device, lambda fraction: progress("loading weights", fraction))
-    info = _plan(model, runtime, scheduler, budget)
+    info = _plan(model, ops, runtime, scheduler, budget)
     config = model.config
     kv = allocate(
         num_layers=config.num_layers,
@@ -62,7 +63,7 @@ def load_executor(
     return Executor(Runner(model.decoder, kv, info.block_size, device), info)
 
 
-def _plan(model: LoadedModel, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> RuntimeInfo:
+def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> RuntimeInfo:
     config = model.config
     block_bytes = bytes_per_block(
         config.num_layers, config.num_kv_heads, config.head_dim, scheduler.block_size, KV_DTYPE
@@ -78,5 +79,5 @@ def _plan(model: LoadedModel, runtime: RuntimeConfig, scheduler: SchedulerConfig
         block_size=scheduler.block_size,
         weight_bytes=model.weight_bytes,
         kv_bytes=pool.num_blocks * block_bytes,
-        description=model.description,
+        description=f"{model.description}, {describe(ops)}",
     )

@@ -25,6 +25,11 @@ def load_ops(device: torch.device, kernels: str) -> Ops:
     return select(device.type)
 
 
+def describe(ops: Ops) -> str:
+    """For people: which kernels compute."""
+    return "plain torch operations" if ops == select("any") else "compiled kernels"
+
+
 def set_threads(count: int) -> None:
     """Compute threads of torch and of the compiled kernels; call it before load_ops."""
     torch.set_num_threads(count)
