@@ -12,10 +12,10 @@ class SchedulerConfig:
 
     max_num_seqs: int = field(default=64, metadata={"help": "sequences that run at the same time"})
     max_num_batched_tokens: int = field(
-        default=512, metadata={"help": "tokens computed in one step, all sequences together"}
+        default=256, metadata={"help": "tokens computed in one step, all sequences together"}
     )
     prefill_share: float = field(
-        default=0.125,
+        default=0.25,
         metadata={"help": "share of max-num-batched-tokens that prompts may take in a step while streams are running"},
     )
     block_size: int = field(default=16, metadata={"help": "tokens in a KV block"})
