@@ -45,7 +45,7 @@ class KVBlocks:
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the block table cover `num_tokens`, at most one block more than it has; False if there is none."""
-        if self.blocks_for(num_tokens) <= len(seq.blocks):
+        if num_tokens <= len(seq.blocks) * self._block_size:
             return True
         if self.pool.num_available == 0:
             return False

@@ -24,12 +24,13 @@ def ending(seq: Sequence) -> tuple[FinishReason | None, int | None]:
 
 def token_event(seq: Sequence, sampled: RowLogprobs, row: int) -> TokenEvent:
     """The event of the newest token, which was sampled by `row`; the first one also tells about the prompt."""
+    request = seq.request
     first = seq.num_outputs == 1
     reason, stop_token = ending(seq)
     return TokenEvent(
-        seq_id=seq.request.seq_id,
+        seq_id=request.seq_id,
         token_ids=(seq.tokens[-1],),
-        logprobs=(logprob_at(sampled, row),) if seq.request.sampling.logprobs >= 0 else (),
+        logprobs=(logprob_at(sampled, row),) if request.sampling.logprobs >= 0 else (),
         prompt_logprobs=tuple(seq.prompt_scores) if first else (),
         cached_tokens=(seq.prefix_hit or 0) if first else 0,
         finish_reason=reason,

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from scheduler.plan import SampleRows, ScoreRows, StepPlan, ints
-from scheduler.sampling_rows import add_sample_row, add_score_rows
+from scheduler.plan import ScoreRows, StepPlan, ints
+from scheduler.sampling_rows import add_score_rows, sample_rows
 from scheduler.sequence import Sequence
 
 
@@ -26,7 +26,8 @@ class PlanBuilder:
         self._query_lens = ints()
         self._kv_lens = ints()
         self._block_tables = ints()
-        self._sample = SampleRows()
+        self._sampled: list[Sequence] = []
+        self._sampled_rows = ints()
         self._score = ScoreRows()
         self.planned: list[PlannedSequence] = []
 
@@ -48,7 +49,8 @@ class PlanBuilder:
         num_scored = add_score_rows(self._score, seq, num_tokens, row) if seq.scores_prompt else 0
         samples = kv_len == len(seq.tokens)
         if samples:
-            add_sample_row(self._sample, seq, row + num_tokens - 1)
+            self._sampled.append(seq)
+            self._sampled_rows.append(row + num_tokens - 1)
         self.planned.append(PlannedSequence(seq, num_tokens, samples, num_scored))
 
     def build(self, step_id: int) -> StepPlan:
@@ -59,6 +61,6 @@ class PlanBuilder:
             query_lens=self._query_lens,
             kv_lens=self._kv_lens,
             block_tables=self._block_tables,
-            sample=self._sample,
+            sample=sample_rows(self._sampled, self._sampled_rows),
             score=self._score,
         )

@@ -7,6 +7,7 @@ one sequence: the n choices of an API request are n requests that name the same 
 from array import array
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -68,17 +69,18 @@ class Request:
     """seq_id of a request with the same prompt (n > 1): wait for its prefill and share its blocks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Log-probability of one token and of its most likely alternatives, (id, value) descending."""
 
     value: float
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenEvent:
-    """What happened to one sequence in a step. `finish_reason` is set exactly once, on its last event."""
+class TokenEvent(NamedTuple):
+    """What happened to one sequence in a step. `finish_reason` is set exactly once, on its last event.
+
+    A named tuple, made in half the time of a frozen dataclass: there is one for every token.
+    """
 
     seq_id: int
     token_ids: tuple[int, ...] = ()

@@ -1,13 +1,24 @@
-"""From a sequence's sampling parameters to the rows of a plan. Used by `plan_builder.py`, engine process."""
+"""From sequences and their sampling parameters to the rows of a plan. Used by `plan_builder.py`, engine process.
 
+Works column by column, since this is done for every sequence in every step: a list comprehension costs a fraction of
+appending to a dozen buffers in turn.
+"""
+
+from array import array
+from itertools import accumulate
 from math import inf
 
-from scheduler.plan import SampleRows, ScoreRows
+from scheduler.plan import SampleRows, ScoreRows, floats, ints, uints
 from scheduler.request import SamplingParams
 from scheduler.sequence import Sequence
 
+_NO_TOKENS = ints()
 
-def banned_tokens(sampling: SamplingParams, outputs: "tuple[int, ...]", num_outputs: int) -> list[int]:
+Bias = tuple[tuple[int, float], ...]
+"""(token id, value added to its logit) of one row."""
+
+
+def _banned_tokens(sampling: SamplingParams, outputs: "tuple[int, ...]", num_outputs: int) -> list[int]:
     """Tokens that may not come next: end tokens before min_tokens, and the last token of a bad word whose others are
     the newest outputs. `outputs` holds at least as many of the newest of the `num_outputs` output tokens as the
     longest bad word needs."""
@@ -28,44 +39,52 @@ def _newest_outputs(seq: Sequence) -> "tuple[int, ...]":
     return tuple(seq.tokens[max(seq.num_prompt, len(seq.tokens) - longest + 1) :])
 
 
-def _add_bias(sample: SampleRows, seq: Sequence) -> None:
+def _bias(seq: Sequence, num_outputs: int) -> Bias:
     sampling = seq.request.sampling
-    for token, value in sampling.logit_bias:
-        sample.bias_ids.append(token)
-        sample.bias_values.append(value)
-    if sampling.bad_words or seq.num_outputs < sampling.min_tokens:
-        for token in banned_tokens(sampling, _newest_outputs(seq), seq.num_outputs):
-            sample.bias_ids.append(token)
-            sample.bias_values.append(-inf)
-    sample.bias_offsets.append(len(sample.bias_ids))
+    if not sampling.bad_words and num_outputs >= sampling.min_tokens:
+        return sampling.logit_bias
+    banned = _banned_tokens(sampling, _newest_outputs(seq), num_outputs)
+    return (*sampling.logit_bias, *((token, -inf) for token in banned))
 
 
-def _add_history(sample: SampleRows, seq: Sequence) -> None:
+def _history(seq: Sequence) -> "array[int]":
+    """The tokens that the penalties are about; none where there is no penalty."""
     sampling = seq.request.sampling
-    sample.presence_penalty.append(sampling.presence_penalty)
-    sample.frequency_penalty.append(sampling.frequency_penalty)
-    sample.repetition_penalty.append(sampling.repetition_penalty)
     if sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1:
-        sample.history_ids.extend(seq.tokens)
-        sample.history_output_starts.append(seq.num_prompt)
-    else:
-        sample.history_output_starts.append(0)
-    sample.history_offsets.append(len(sample.history_ids))
+        return seq.tokens
+    return _NO_TOKENS
 
 
-def add_sample_row(sample: SampleRows, seq: Sequence, row: int) -> None:
-    """Append one row: the sequence's next token is sampled from the logits of the step's token `row`."""
-    sampling = seq.request.sampling
-    sample.rows.append(row)
-    sample.temperature.append(sampling.temperature)
-    sample.top_k.append(sampling.top_k)
-    sample.top_p.append(sampling.top_p)
-    sample.min_p.append(sampling.min_p)
-    sample.seed.append(sampling.seed)
-    sample.counter.append(seq.num_outputs)
-    sample.top_logprobs.append(sampling.logprobs)
-    _add_history(sample, seq)
-    _add_bias(sample, seq)
+def sample_rows(seqs: list[Sequence], rows: "array[int]") -> SampleRows:
+    """The next token of seqs[r] is sampled from the logits of the step's token rows[r], int32 [R]."""
+    params = [seq.request.sampling for seq in seqs]
+    counters = [seq.num_outputs for seq in seqs]
+    histories = [_history(seq) for seq in seqs]
+    history_ids = ints()
+    for history in histories:
+        history_ids.extend(history)
+    biases = [_bias(seq, count) for seq, count in zip(seqs, counters, strict=True)]
+    return SampleRows(
+        rows=rows,
+        temperature=floats([sampling.temperature for sampling in params]),
+        top_k=ints([sampling.top_k for sampling in params]),
+        top_p=floats([sampling.top_p for sampling in params]),
+        min_p=floats([sampling.min_p for sampling in params]),
+        seed=uints([sampling.seed for sampling in params]),
+        counter=uints(counters),
+        presence_penalty=floats([sampling.presence_penalty for sampling in params]),
+        frequency_penalty=floats([sampling.frequency_penalty for sampling in params]),
+        repetition_penalty=floats([sampling.repetition_penalty for sampling in params]),
+        history_ids=history_ids,
+        history_offsets=ints([*accumulate(map(len, histories), initial=0)]),
+        history_output_starts=ints(
+            [seq.num_prompt if history else 0 for seq, history in zip(seqs, histories, strict=True)]
+        ),
+        bias_ids=ints([token for bias in biases for token, _ in bias]),
+        bias_values=floats([value for bias in biases for _, value in bias]),
+        bias_offsets=ints([*accumulate(map(len, biases), initial=0)]),
+        top_logprobs=ints([sampling.logprobs for sampling in params]),
+    )
 
 
 def add_score_rows(score: ScoreRows, seq: Sequence, num_tokens: int, row: int) -> int:
