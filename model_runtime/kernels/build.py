@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_runtime.config import CACHE_VARIABLE, cache_dir
+
 SOURCE_DIR = Path(__file__).parent
 SOURCES = ("linear.cpp", "elementwise.cpp", "attention.cpp", "pool.cpp")
 HEADERS = ("vec.h", "attention_tile.h", "pool.h")
@@ -45,13 +47,6 @@ class BuildInfo:
     """The cached library; None if it is not built yet."""
 
 
-def cache_dir() -> Path:
-    """$FIRSTLIGHT_CACHE_DIR, else firstlight/ in $XDG_CACHE_HOME, else ~/.cache/firstlight."""
-    if own := os.environ.get("FIRSTLIGHT_CACHE_DIR"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firstlight"
-
-
 def describe() -> BuildInfo:
     """Compiler, flags and cached library. Raises BuildError if there is no compiler."""
     compiler = _find_compiler()
@@ -73,7 +68,7 @@ def build() -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return _cached(key) or _compile(compiler, key)
     except OSError as error:
-        raise BuildError(f"cannot write to {cache_dir()} ({error}); set FIRSTLIGHT_CACHE_DIR") from error
+        raise BuildError(f"cannot write to {cache_dir()} ({error}); set {CACHE_VARIABLE}") from error
 
 
 def _find_compiler() -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_runtime.config import cache_dir
 from model_runtime.kernels import build as building
-from model_runtime.kernels.build import BuildError, build, cache_dir, describe
+from model_runtime.kernels.build import BuildError, build, describe
 from model_runtime.kernels.library import SIGNATURES, library, open_library
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import select
