@@ -103,13 +103,16 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str] = os.e
     options = options_of(list(SECTIONS.values()))
     _check_variables(environment, {option.variable for option in options} | {ENV_PREFIX + "MODEL"})
     document = _read_yaml(arguments.config or environment.get("FIRSTLIGHT_CONFIG"))
-    model = arguments.model or environment.get(ENV_PREFIX + "MODEL") or document.pop("model", EMBEDDED)
+    in_file = document.pop("model", EMBEDDED)
+    if not isinstance(in_file, str):
+        raise OptionError(f"configuration file, model: cannot be {type(in_file).__name__}")
+    model = arguments.model or environment.get(ENV_PREFIX + "MODEL") or in_file
     values = collect(options, vars(arguments), environment, document)
     try:
         sections = {name: section(**values[section]) for name, section in SECTIONS.items()}
     except ValueError as error:
         raise OptionError(str(error)) from None
-    return ServeConfig(model=str(model), **sections)
+    return ServeConfig(model=model, **sections)
 
 
 def to_json(config: ServeConfig) -> bytes:

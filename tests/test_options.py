@@ -22,6 +22,8 @@ def test_precedence(tmp_path: Path) -> None:
     config = _resolve(["--block-size", "64"], environment)
     assert (config.scheduler.max_num_seqs, config.process.port, config.scheduler.block_size) == (3, 2222, 64)
     assert config.model == "somewhere"
+    assert _resolve([], environment | {"FIRSTLIGHT_MODEL": "other"}).model == "other"
+    assert _resolve(["mine"], environment | {"FIRSTLIGHT_MODEL": "other"}).model == "mine"
 
 
 def test_kinds_of_values() -> None:
@@ -60,7 +62,7 @@ def test_errors_name_their_source(arguments: list[str], environment: dict[str, s
         _resolve(arguments, environment)
 
 
-@pytest.mark.parametrize("text", ["prot: 1", "- a\n- b", "port: [1, 2]", "port: {a: 1}", "port:", "a: b: c", "\x00"])
+@pytest.mark.parametrize("text", ["prot: 1", "- a\n- b", "port: [1, 2]", "port: {a: 1}", "port:", "model:", "a: b: c", "\x00"])
 def test_bad_files_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(text)
