@@ -62,7 +62,9 @@ def test_errors_name_their_source(arguments: list[str], environment: dict[str, s
         _resolve(arguments, environment)
 
 
-@pytest.mark.parametrize("text", ["prot: 1", "- a\n- b", "port: [1, 2]", "port: {a: 1}", "port:", "model:", "a: b: c", "\x00"])
+@pytest.mark.parametrize(
+    "text", ["prot: 1", "- a\n- b", "port: [1, 2]", "port: {a: 1}", "port:", "model:", "a: b: c", "\x00"]
+)
 def test_bad_files_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(text)
