@@ -14,9 +14,9 @@ import zmq
 import zmq.asyncio
 
 from scheduler.config import SchedulerConfig
-from scheduler.request import SamplingParams
+from scheduler.request import FinishReason, SamplingParams
 from server import generation, wire
-from server.errors import BadRequest, Overloaded, Unavailable, from_engine
+from server.errors import BadRequest, Overloaded, Unavailable
 from server.generation import GenerationRequest
 from server.randomness import mix_seed
 
@@ -56,18 +56,16 @@ class ClientStream:
             self.close()
             while not self._queue.empty():
                 self._queue.get_nowait()
-            error = wire.Event(event.seq_id, refusal="error", message="the response was not read fast enough")
-            self._queue.put_nowait((choice, error))
+            message = "the response was not read fast enough"
+            end = wire.Event(event.seq_id, finish_reason=FinishReason.ERROR, message=message)
+            self._queue.put_nowait((choice, end))
 
     async def events(self) -> AsyncIterator[tuple[int, wire.Event]]:
-        """(choice, event) until every choice has ended. Raises ApiError when the engine refuses or fails."""
+        """(choice, event) until every choice has ended."""
         while self.live or not self._queue.empty():
             choice, event = await self._queue.get()
-            if choice in self._finished_here:
-                continue
-            if event.refusal:
-                raise from_engine(event.refusal, event.message)
-            yield choice, event
+            if choice not in self._finished_here:
+                yield choice, event
 
     def finish_choice(self, index: int) -> None:
         """The gateway ended this choice itself: cancel it in the engine, deliver no more of its events."""
@@ -281,7 +279,7 @@ class EngineClient:
     def _engine_gone(self, reason: str) -> None:
         self._generation, self._stats, self._down_reason = -1, None, reason
         for seq_id in list(self._sequences):
-            self._deliver(wire.Event(seq_id, refusal="unavailable", message=reason))
+            self._deliver(wire.Event(seq_id, finish_reason=FinishReason.ABORT, message=reason))
 
 
 def _sampling(params: SamplingParams, choice: int) -> wire.Sampling:

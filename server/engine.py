@@ -14,7 +14,7 @@ import zmq
 from model_runtime.executor import Executor, load_executor
 from model_runtime.memory import PlanError
 from model_runtime.weights.errors import CheckpointError
-from scheduler.request import FinishReason, Request, SamplingParams, SchedulerError, TokenEvent, TokenLogprob
+from scheduler.request import Request, SamplingParams, SchedulerError, TokenEvent, TokenLogprob
 from scheduler.scheduler import Scheduler
 from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
@@ -134,7 +134,6 @@ def _logprob_to_wire(logprob: TokenLogprob) -> wire.Logprob:
 
 
 def _to_wire(event: TokenEvent) -> wire.Event:
-    failed = event.finish_reason in (FinishReason.ERROR, FinishReason.TIMEOUT)
     return wire.Event(
         event.seq_id,
         list(event.token_ids),
@@ -144,7 +143,6 @@ def _to_wire(event: TokenEvent) -> wire.Event:
         event.finish_reason,
         event.stop_token_id,
         event.message,
-        str(event.finish_reason) if failed else "",
     )
 
 

@@ -4,7 +4,7 @@ Raised anywhere in the API process; rendered by the exception handlers of `serve
 sent, as the error event of a stream (`server/api/sse.py`). Broken invariants are not here: they are assertions.
 """
 
-from scheduler.request import NeverFits, QueueFull
+from scheduler.request import FinishReason, NeverFits, QueueFull
 
 MAX_MESSAGE = 300
 """Characters of an error message: what the client sent is never echoed at length."""
@@ -137,15 +137,17 @@ def context_overflow(prompt_tokens: int, max_model_len: int, *, param: str = "me
     )
 
 
-def from_engine(kind: str, message: str) -> ApiError:
-    """The error for a request that the engine refused or ended; `kind` is a class name of `REFUSALS`."""
-    return REFUSALS[kind](message)
+def from_engine(kind: str | None, message: str) -> ApiError | None:
+    """The error for a sequence that the engine refused or ended, `kind` being the name of the refusal or the finish
+    reason; None for a reason that clients are told as such."""
+    error = _FROM_ENGINE.get(kind)
+    return None if error is None else error(message)
 
 
-REFUSALS: dict[str, type[ApiError]] = {
+_FROM_ENGINE: dict[str | None, type[ApiError]] = {
     NeverFits.__name__: BadRequest,
     QueueFull.__name__: Overloaded,
-    "timeout": DeadlineExceeded,
-    "error": InternalError,
-    "unavailable": Unavailable,
+    FinishReason.TIMEOUT: DeadlineExceeded,
+    FinishReason.ERROR: InternalError,
+    FinishReason.ABORT: Unavailable,
 }

@@ -34,9 +34,8 @@ class RequestStream(Protocol):
     """The events of one GenerationRequest. Must be closed; closing cancels what is unfinished, at once."""
 
     def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """(index of the choice, event) in order of arrival; ends after the last choice's terminal event. Raises
-        ApiError (Overloaded, BadRequest, DeadlineExceeded, InternalError, Unavailable) when the engine refuses or
-        fails."""
+        """(index of the choice, event) in order of arrival; ends after the last choice's terminal event, which is
+        also what a refusal or a failure of the engine is (`errors.from_engine` tells)."""
         ...
 
     def finish_choice(self, index: int) -> None:

@@ -9,18 +9,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from server.choice import ChoiceText, Delta, Prompt
-from server.errors import ApiError, BadRequest, DeadlineExceeded, InternalError, Overloaded, Unavailable
+from server.errors import BadRequest, DeadlineExceeded, InternalError, Overloaded, from_engine
 from server.generation import RequestStream
 from server.metrics import RequestMeter
 from server.prompt.tokenizer import Tokenizer
 from server.wire import Event, Logprob
-
-_FAILURES: dict[str | None, type[ApiError]] = {
-    "timeout": DeadlineExceeded,
-    "error": InternalError,
-    "abort": Unavailable,
-}
-"""Ends that no client sees as a finish reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +75,8 @@ class Generation:
             self.close()
 
     def _push(self, state: _PromptState, choice: int, event: Event) -> Delta | None:
-        if (failure := _FAILURES.get(event.finish_reason)) is not None:
-            raise failure(event.message or "The server ended the request.")
+        if (failure := from_engine(event.refusal or event.finish_reason, event.message)) is not None:
+            raise failure
         text = state.choices[choice]
         if text.ended:
             return None

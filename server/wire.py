@@ -67,7 +67,7 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`scheduler.request.TokenEvent` on the wire. `refusal` names a key of `errors.REFUSALS` when set."""
+    """`scheduler.request.TokenEvent` on the wire, or the class name of the SchedulerError that refused the sequence."""
 
     seq_id: int
     token_ids: list[int] = []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.errors import BadRequest, InternalError, Overloaded, Unavailable
+from server.errors import InternalError, Unavailable
 from server.wire import Event
 from tests.server.fakes import (
     EOS,
@@ -43,6 +43,15 @@ def ends(reason: str, after: str = "") -> Script:
 
     def script(request: object, choice: int) -> list[Event | Exception]:
         return [*(Event(0, [token_id]) for token_id in ids_of(after)), Event(0, finish_reason=reason, message="why")]
+
+    return script
+
+
+def refuses(kind: str) -> Script:
+    """What the engine says of a sequence that the scheduler did not take."""
+
+    def script(request: object, choice: int) -> list[Event | Exception]:
+        return [Event(0, refusal=kind, message="why")]
 
     return script
 
@@ -199,8 +208,8 @@ def test_failure_in_mid_stream(script: Script, message: str, n: int, caplog: pyt
 @pytest.mark.parametrize(
     ("script", "status"),
     [
-        (raises(Overloaded("full")), 429),
-        (raises(BadRequest("never fits")), 400),
+        (refuses("QueueFull"), 429),
+        (refuses("NeverFits"), 400),
         (raises(Unavailable("gone")), 503),
         (ends("timeout"), 408),
         (ends("error"), 500),
