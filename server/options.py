@@ -5,12 +5,15 @@ over the default. Unknown keys are errors everywhere.
 """
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 ENV_PREFIX = "FIRSTLIGHT_"
+MAX_INTEGER = 2**63 - 1
+"""What the JSON line to the child processes can carry."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -33,6 +36,23 @@ def _parse_bool(text: str) -> bool:
     if lowered in ("0", "false", "no", "off"):
         return False
     raise ValueError(f"{text!r} is neither true nor false")
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    """Empty text is an error: `--api-key "$KEY"` must not open the server to everybody when KEY is unset."""
+    if not (parts := tuple(part.strip() for part in text.split(",") if part.strip())):
+        raise ValueError("must not be empty")
+    return parts
+
+
+def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a {'whole ' if kind is int else ''}number") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{text!r} is not a finite number")
+    return value
 
 
 class Option:
@@ -59,7 +79,7 @@ class Option:
     def parse(self, text: str) -> Any:
         """The value that `text` means. Raises ValueError."""
         if self.is_list:
-            return tuple(part.strip() for part in text.split(",") if part.strip())
+            return _parse_list(text)
         if self.is_bytes:
             return parse_bytes(text)
         if self.annotation is bool:
@@ -68,6 +88,8 @@ class Option:
             if text not in get_args(self.annotation):
                 raise ValueError(f"{text!r} is not one of {', '.join(get_args(self.annotation))}")
             return text
+        if self.annotation in (int, float):
+            return _parse_number(text, self.annotation)
         return self.annotation(text)
 
     def convert(self, value: object, where: str) -> Any:
@@ -77,9 +99,12 @@ class Option:
                 return tuple(part for item in value for part in self.parse(str(item)))
             if value is None or isinstance(value, list | dict):
                 raise ValueError(f"cannot be {type(value).__name__}")
-            return self.parse(str(value))
-        except ValueError as error:
+            parsed = self.parse(str(value))
+        except (ValueError, OverflowError) as error:
             raise OptionError(f"{where}: {error}") from None
+        if isinstance(parsed, int) and abs(parsed) > MAX_INTEGER:
+            raise OptionError(f"{where}: {value} is too large")
+        return parsed
 
     def add_to(self, group: "argparse._ArgumentGroup") -> None:
         """Declare the command-line flag; its value stays text until `convert`."""

@@ -54,6 +54,13 @@ def test_sizes(text: str, size: int) -> None:
         ([], {"FIRSTLIGHT_PROT": "1"}, "FIRSTLIGHT_PROT"),
         ([], {"FIRSTLIGHT_KERNELS": "magic"}, "FIRSTLIGHT_KERNELS"),
         (["--memory-budget", "lots"], {}, "--memory-budget"),
+        (["--memory-budget", "9" * 400], {}, "--memory-budget"),
+        (["--max-body-bytes", "9" * 20], {}, "--max-body-bytes"),
+        (["--max-queued-tokens", "9" * 400], {}, "--max-queued-tokens"),
+        (["--body-timeout", "nan"], {}, "--body-timeout"),
+        (["--stall-timeout", "inf"], {}, "--stall-timeout"),
+        (["--api-key", ""], {}, "--api-key: must not be empty"),
+        ([], {"FIRSTLIGHT_API_KEY": " , "}, "FIRSTLIGHT_API_KEY: must not be empty"),
         (["--config", "/nowhere.yaml"], {}, "/nowhere.yaml"),
     ],
 )
