@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from model_runtime.config import RuntimeInfo
 from server import supervisor, wire
 from server.config import ServeConfig
 from server.models import resolve_model
@@ -53,7 +54,7 @@ class StartDisplay:
             self._progress.stop()
             self._progress = None
 
-    def _show_ready(self, info: wire.EngineInfo) -> None:
+    def _show_ready(self, info: RuntimeInfo) -> None:
         self.close()
         seconds = time.monotonic() - self._started
         kv_tokens = info.num_blocks * info.block_size
@@ -85,10 +86,10 @@ def curl_line(url: str, model: str, needs_key: bool) -> str:
 def run(config: ServeConfig) -> int:
     """Serve until told to stop; the exit code."""
     logging.getLogger().setLevel(config.process.log_level.upper())
-    name = config.gateway.served_model_name or resolve_model(config.model).name
+    name = config.gateway.model_names(resolve_model(config.model).name)[0]
     console = Console()
     console.print(f"firstlight: starting {name}", highlight=False)
-    display = StartDisplay(console, name.split(",")[0], bool(config.gateway.api_key))
+    display = StartDisplay(console, name, bool(config.gateway.api_key))
     try:
         return supervisor.serve(config, display.on_message)
     finally:

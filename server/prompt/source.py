@@ -108,8 +108,11 @@ def _read_json(path: Path) -> dict[str, object]:
 def _folder_template(folder: Path, config: dict[str, object]) -> str | None:
     """`chat_template.jinja`, else `chat_template.json`, else the entry of tokenizer_config.json (a string, or a list of
     named templates of which `default` is meant)."""
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if (path := folder / "chat_template.jinja").is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path} is not UTF-8 text: {error}") from None
     template = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(template, list):
         template = next((named["template"] for named in template if named.get("name") == "default"), None)

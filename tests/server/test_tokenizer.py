@@ -297,6 +297,9 @@ def test_where_the_chat_template_is_found(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path).chat_template == "json"
     (tmp_path / "chat_template.jinja").write_text("jinja")
     assert load_tokenizer(tmp_path).chat_template == "jinja"
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="not UTF-8"):
+        load_tokenizer(tmp_path)
 
 
 def test_encoding_a_long_text_leaves_the_event_loop_free(folders: dict[str, Path]) -> None:
