@@ -9,12 +9,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import zmq
 import zmq.asyncio
 
+from model_runtime.config import RuntimeInfo
 from scheduler.config import SchedulerConfig
-from scheduler.request import FinishReason, SamplingParams
+from scheduler.request import FinishReason
 from server import generation, wire
 from server.errors import BadRequest, Overloaded, Unavailable
 from server.generation import GenerationRequest
@@ -93,7 +95,7 @@ class EngineClient:
     ) -> None:
         self._socket, self._config, self._stall_timeout = socket, config, stall_timeout
         self._url, self._on_drain = url, on_drain
-        self._info: wire.EngineInfo | None = None
+        self._info: RuntimeInfo | None = None
         self._stats: wire.Stats | None = None
         self._generation = -1
         self._down_reason = "the model is loading"
@@ -108,7 +110,7 @@ class EngineClient:
         """Places taken at the door by requests whose body is still being read."""
 
     @property
-    def info(self) -> wire.EngineInfo:
+    def info(self) -> RuntimeInfo:
         """Facts of the loaded model. Raises Unavailable before the first engine was ready."""
         if self._info is None:
             raise Unavailable(self._not_ready_message())
@@ -188,7 +190,7 @@ class EngineClient:
                 wire.Submit(
                     seq_id=first + choice,
                     prompt_ids=prompt,
-                    sampling=_sampling(request.sampling, choice),
+                    sampling=replace(request.sampling, seed=mix_seed(request.sampling.seed, choice)),
                     priority=request.priority,
                     deadline=deadline,
                     cache_salt=request.cache_salt,
@@ -280,9 +282,3 @@ class EngineClient:
         self._generation, self._stats, self._down_reason = -1, None, reason
         for seq_id in list(self._sequences):
             self._deliver(wire.Event(seq_id, finish_reason=FinishReason.ABORT, message=reason))
-
-
-def _sampling(params: SamplingParams, choice: int) -> wire.Sampling:
-    values = {name: getattr(params, name) for name in wire.Sampling.__struct_fields__}
-    values["seed"] = mix_seed(params.seed, choice)
-    return wire.Sampling(**values)

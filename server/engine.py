@@ -14,7 +14,7 @@ import zmq
 from model_runtime.executor import Executor, load_executor
 from model_runtime.memory import PlanError
 from model_runtime.weights.errors import CheckpointError
-from scheduler.request import Request, SamplingParams, SchedulerError, TokenEvent, TokenLogprob
+from scheduler.request import Request, SchedulerError, TokenEvent, TokenLogprob
 from scheduler.scheduler import Scheduler
 from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
@@ -55,13 +55,10 @@ class EngineLoop:
 
     def _greet(self) -> None:
         """Ready to serve: tell the facts that were learned while loading."""
-        info = self._executor.info
-        facts = {name: getattr(info, name) for name in wire.EngineInfo.__struct_fields__}
-        facts["eos_token_ids"] = list(info.eos_token_ids)
         hello = wire.Hello(
             version=wire.WIRE_VERSION,
             generation=self._generation,
-            info=wire.EngineInfo(**facts),
+            info=self._executor.info,
             stats=self._stats(),
         )
         self._socket.send(wire.encode(hello))
@@ -82,9 +79,7 @@ class EngineLoop:
         request = Request(
             seq_id=message.seq_id,
             prompt_ids=wire.unpack_ids(message.prompt_ids),
-            sampling=SamplingParams(
-                **{name: getattr(message.sampling, name) for name in wire.Sampling.__struct_fields__}
-            ),
+            sampling=message.sampling,
             priority=message.priority,
             deadline=message.deadline,
             cache_salt=message.cache_salt,

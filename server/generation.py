@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from model_runtime.config import RuntimeInfo
 from scheduler.request import SamplingParams
-from server.wire import EngineInfo, Event, Stats
+from server.wire import Event, Stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class Engine(Protocol):
     """The engine as the gateway sees it."""
 
     @property
-    def info(self) -> EngineInfo:
+    def info(self) -> RuntimeInfo:
         """Facts of the loaded model. Raises Unavailable before the first engine is ready."""
         ...
 

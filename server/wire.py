@@ -1,4 +1,5 @@
-"""Messages between the processes: tagged msgspec structs, size-bounded, versioned at the handshake.
+"""Messages between the processes: tagged msgspec structs, size-bounded, versioned at the handshake. What both sides
+know as a frozen dataclass (sampling parameters, facts of the model) travels as that and is checked as strictly.
 
 Used by the API process (`client.py`), the engine process (`engine.py`) and the supervisor. Token ids travel as raw
 int32 buffers. Nothing here imports torch; nothing here is pickled. A frame that does not decode is a `WireError`.
@@ -8,6 +9,9 @@ from array import array
 from typing import TypeVar
 
 import msgspec
+
+from model_runtime.config import RuntimeInfo
+from scheduler.request import SamplingParams
 
 WIRE_VERSION = 1
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -19,33 +23,12 @@ class WireError(Exception):
     """A frame that is too large, malformed, or of another version."""
 
 
-class Sampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """`scheduler.request.SamplingParams` on the wire; same fields, same order."""
-
-    max_tokens: int
-    min_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    eos_token_ids: tuple[int, ...]
-    stop_token_ids: tuple[int, ...]
-    logit_bias: tuple[tuple[int, float], ...]
-    bad_words: tuple[tuple[int, ...], ...]
-    logprobs: int
-    prompt_logprobs: int
-
-
 class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     """API -> engine: start a sequence."""
 
     seq_id: int
     prompt_ids: bytes
-    sampling: Sampling
+    sampling: SamplingParams
     priority: int
     deadline: float
     cache_salt: bytes
@@ -110,25 +93,12 @@ class Events(msgspec.Struct, frozen=True, tag="events"):
     stats: Stats
 
 
-class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that the engine learned at start-up (`model_runtime.config.RuntimeInfo` on the wire)."""
-
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: list[int]
-    num_blocks: int
-    block_size: int
-    weight_bytes: int
-    kv_bytes: int
-    description: str
-
-
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Engine -> API: ready to serve."""
 
     version: int
     generation: int
-    info: EngineInfo
+    info: RuntimeInfo
     stats: Stats
 
 

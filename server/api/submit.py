@@ -87,7 +87,7 @@ def _sampling(gateway: Gateway, body: GenerationBody) -> SamplingParams:
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         repetition_penalty=_or(body.repetition_penalty, 1.0),
-        eos_token_ids=() if body.ignore_eos else tuple(gateway.engine.info.eos_token_ids),
+        eos_token_ids=() if body.ignore_eos else gateway.engine.info.eos_token_ids,
         stop_token_ids=stop_token_ids(tokenizer, body.stop_token_ids or []),
         logit_bias=logit_bias(tokenizer, body.logit_bias or {}),
         bad_words=bad_words(tokenizer, body.bad_words or []),

@@ -12,13 +12,14 @@ from fastapi import FastAPI
 from msgspec import structs
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from model_runtime.config import RuntimeInfo
 from server.app import create_app
 from server.errors import ApiError, Overloaded
 from server.gateway_config import GatewayConfig
 from server.generation import Admission, GenerationRequest, RequestStream
 from server.prompt.source import TokenizerSource
 from server.prompt.tokenizer import Tokenizer
-from server.wire import EngineInfo, Event, Logprob, Stats
+from server.wire import Event, Logprob, Stats
 
 T = TypeVar("T")
 
@@ -180,13 +181,13 @@ class FakeEngine:
     max_model_len: int = MAX_MODEL_LEN
 
     @property
-    def info(self) -> EngineInfo:
+    def info(self) -> RuntimeInfo:
         if self.unready is not None:
             raise self.unready
-        return EngineInfo(
+        return RuntimeInfo(
             max_model_len=self.max_model_len,
             vocab_size=VOCAB_SIZE,
-            eos_token_ids=[EOS],
+            eos_token_ids=(EOS,),
             num_blocks=100,
             block_size=16,
             weight_bytes=0,
