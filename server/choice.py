@@ -57,7 +57,7 @@ class ChoiceText:
     def __init__(self, index: int, prompt: Prompt, tokenizer: Tokenizer) -> None:
         self.index, self._prompt, self._tokenizer = index, prompt, tokenizer
         request = prompt.request
-        self._stream = TextStream(tokenizer, request.stop, request.include_stop)
+        self._stream = TextStream(request.stop, request.include_stop)
         self._want_tokens = request.sampling.logprobs >= 0
         self._pending: deque[TextToken] = deque()
         self._ahead = 0
@@ -115,7 +115,7 @@ class ChoiceText:
             self._unsent_ids.append(token_id)
             if self._tokenizer.is_special(token_id) or (position == last and self._is_hidden_end(event)):
                 continue
-            pieces.append(self._stream.push([token_id]))
+            pieces.append(self._stream.push(self._tokenizer.token_bytes(token_id)))
             if self._want_tokens:
                 self._pending.append(self._text_token(token_id, event.logprobs[position]))
             if self._stream.stopped is not None:

@@ -1,27 +1,13 @@
-"""Token ids to text, incrementally: whole characters, stop strings, and nothing shown that must be taken back.
+"""Bytes of tokens to text, incrementally: whole characters, stop strings, and nothing shown that must be taken back.
 
 Used by `server/choice.py`, one stream per choice, and by tests; API process. Pure: no I/O, no clock.
 """
 
 import codecs
-from collections.abc import Sequence
-from typing import Protocol
-
-
-class TokenBytes(Protocol):
-    """What a stream needs of a tokenizer (`server.prompt.tokenizer.Tokenizer`)."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The true bytes of a token."""
-        ...
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token is a control token."""
-        ...
 
 
 class TextStream:
-    """The text of one output. However the ids are cut into pushes, the concatenated text is the same.
+    """The text of one output. However the bytes are cut into pushes, the concatenated text is the same.
 
     Bytes that are no UTF-8 become U+FFFD, one per maximal ill-formed part (Unicode 3.9); a character that is still
     incomplete at the end is dropped. Output continues the prompt, so a SentencePiece token's leading space is kept: the
@@ -32,30 +18,18 @@ class TextStream:
     decided.
     """
 
-    def __init__(
-        self,
-        tokenizer: TokenBytes,
-        stop: tuple[str, ...] = (),
-        include_stop: bool = False,
-        skip_special_tokens: bool = True,
-    ) -> None:
+    def __init__(self, stop: tuple[str, ...] = (), include_stop: bool = False) -> None:
         """`stop` holds non-empty strings."""
         self.stopped: str | None = None
         """The stop string that ended the text."""
-        self._tokenizer, self._include_stop, self._skip_special = tokenizer, include_stop, skip_special_tokens
+        self._include_stop = include_stop
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._matchers = [_StopMatcher(text) for text in sorted(stop, key=len, reverse=True)]
         self._held = ""
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that is now certain. "" once a stop string was found."""
-        if self.stopped is not None:
-            return ""
-        tokenizer = self._tokenizer
-        data = b"".join(
-            [tokenizer.token_bytes(id) for id in token_ids if not (self._skip_special and tokenizer.is_special(id))]
-        )
-        return self._match(self._decoder.decode(data))
+    def push(self, data: bytes) -> str:
+        """The text that is certain with the bytes of the next tokens. "" once a stop string was found."""
+        return "" if self.stopped is not None else self._match(self._decoder.decode(data))
 
     def finish(self) -> str:
         """The text that was held back, when the output has ended."""

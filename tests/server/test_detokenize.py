@@ -7,37 +7,18 @@ from hypothesis import strategies as st
 
 from server.detokenize import TextStream
 
-SPECIAL = 0
 
-
-class Bytes:
-    """Token i + 1 is byte i; token 0 is special; larger ids are whole strings."""
-
-    def __init__(self, words: tuple[str, ...] = ()) -> None:
-        self._table = [b"<|end|>", *(bytes([byte]) for byte in range(256)), *(word.encode() for word in words)]
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self._table[token_id]
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id == SPECIAL
-
-
-def ids_of(text: str) -> list[int]:
-    return [byte + 1 for byte in text.encode()]
-
-
-def chunked(ids: list[int], cuts: list[int]) -> list[list[int]]:
-    """The ids in pieces of the sizes of `cuts`, in turn."""
+def chunked(data: bytes, cuts: list[int]) -> list[bytes]:
+    """The bytes in pieces of the sizes of `cuts`, in turn."""
     pieces, start, turn = [], 0, 0
-    while start < len(ids):
+    while start < len(data):
         size = cuts[turn % len(cuts)]
-        pieces.append(ids[start : start + size])
+        pieces.append(data[start : start + size])
         start, turn = start + size, turn + 1
     return pieces
 
 
-def run(stream: TextStream, pieces: list[list[int]]) -> list[str]:
+def run(stream: TextStream, pieces: list[bytes]) -> list[str]:
     return [*(stream.push(piece) for piece in pieces), "" if stream.stopped else stream.finish()]
 
 
@@ -54,39 +35,31 @@ def first_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str] | None:
 CUTS = st.lists(st.integers(1, 5), min_size=1, max_size=8)
 
 
-@given(st.lists(st.integers(0, 256), max_size=60), CUTS)
-def test_any_bytes_in_any_pieces_give_one_text(ids: list[int], cuts: list[int]) -> None:
-    whole = "".join(run(TextStream(Bytes()), [ids]))
-    assert "".join(run(TextStream(Bytes()), chunked(ids, cuts))) == whole
-    data = bytes(token - 1 for token in ids if token != SPECIAL)
+@given(st.binary(max_size=60), CUTS)
+def test_any_bytes_in_any_pieces_give_one_text(data: bytes, cuts: list[int]) -> None:
+    whole = "".join(run(TextStream(), [data]))
+    assert "".join(run(TextStream(), chunked(data, cuts))) == whole
     replaced = data.decode("utf-8", "replace")
     assert whole in (replaced, replaced.removesuffix("\ufffd"))
 
 
 @given(st.text(max_size=30), CUTS)
 def test_characters_come_whole(text: str, cuts: list[int]) -> None:
-    pieces = run(TextStream(Bytes()), chunked(ids_of(text), cuts))
+    pieces = run(TextStream(), chunked(text.encode(), cuts))
     assert "".join(pieces) == text
 
 
 def test_no_replacement_characters_in_any_script() -> None:
     text = "访问搜索预报👩‍👩‍👧‍👦ďábelské🇨🇿"
-    pieces = run(TextStream(Bytes()), [[token] for token in ids_of(text)])
+    pieces = run(TextStream(), [bytes([byte]) for byte in text.encode()])
     assert "".join(pieces) == text
     assert [piece for piece in pieces if piece] == list(text)
 
 
 def test_a_character_cut_by_the_end_is_dropped_and_a_wrong_byte_is_replaced() -> None:
-    euro = ids_of("€")
-    assert run(TextStream(Bytes()), [ids_of("a") + euro[:2]]) == ["a", ""]
-    assert run(TextStream(Bytes()), [euro[:2], ids_of("a")]) == ["", "\ufffda", ""]
-
-
-def test_special_tokens_are_no_text_and_do_not_cut_characters() -> None:
-    euro = ids_of("€")
-    assert "".join(run(TextStream(Bytes()), [euro[:1], [SPECIAL], euro[1:]])) == "€"
-    shown = TextStream(Bytes(), skip_special_tokens=False)
-    assert shown.push([*ids_of("a"), SPECIAL]) == "a<|end|>"
+    euro = "€".encode()
+    assert run(TextStream(), [b"a" + euro[:2]]) == ["a", ""]
+    assert run(TextStream(), [euro[:2], b"a"]) == ["", "\ufffda", ""]
 
 
 STOPS = st.lists(st.text("ab<>é", min_size=1, max_size=5), max_size=4).map(tuple)
@@ -95,12 +68,12 @@ STOPS = st.lists(st.text("ab<>é", min_size=1, max_size=5), max_size=4).map(tupl
 @settings(max_examples=400)
 @given(st.text("ab<>é", max_size=40), STOPS, CUTS, st.booleans())
 def test_stop_strings_against_brute_force(text: str, stops: tuple[str, ...], cuts: list[int], include: bool) -> None:
-    stream = TextStream(Bytes(), stops, include)
+    stream = TextStream(stops, include)
     shown = ""
     found = first_stop(text, stops)
     expected = text if found is None else found[0] + (found[1] if include else "")
     seen = 0
-    for piece in chunked(ids_of(text), cuts):
+    for piece in chunked(text.encode(), cuts):
         shown += stream.push(piece)
         assert expected.startswith(shown), "nothing is shown that must be taken back"
         seen += len(piece)
@@ -114,32 +87,31 @@ def test_stop_strings_against_brute_force(text: str, stops: tuple[str, ...], cut
 
 
 def test_a_stop_string_across_tokens_and_text_after_it() -> None:
-    tokens = Bytes(("The", " end", "ing", " of"))
-    stream = TextStream(tokens, (" ending of",))
-    assert [stream.push([257 + index]) for index in range(4)] == ["The", "", "", ""]
+    stream = TextStream((" ending of",))
+    assert [stream.push(token) for token in (b"The", b" end", b"ing", b" of")] == ["The", "", "", ""]
     assert stream.stopped == " ending of"
-    assert stream.push(ids_of("more")) == ""
+    assert stream.push(b"more") == ""
     assert stream.finish() == ""
 
 
 def test_held_text_is_released_when_it_does_not_match() -> None:
-    stream = TextStream(Bytes(), ("END",))
-    assert [stream.push(ids_of(text)) for text in ("a E", "N", "Ergy EN")] == ["a ", "", "ENErgy "]
+    stream = TextStream(("END",))
+    assert [stream.push(text.encode()) for text in ("a E", "N", "Ergy EN")] == ["a ", "", "ENErgy "]
     assert stream.finish() == "EN"
     assert stream.finish() == ""
 
 
 def test_the_first_to_be_complete_wins_and_the_longest_of_those() -> None:
-    early = TextStream(Bytes(), ("abcd", "bc"))
-    assert (early.push(ids_of("xabcd")), early.stopped) == ("xa", "bc")
-    longest = TextStream(Bytes(), ("d", "bcd", "cd"), True)
-    assert (longest.push(ids_of("abcd")), longest.stopped) == ("abcd", "bcd")
+    early = TextStream(("abcd", "bc"))
+    assert (early.push(b"xabcd"), early.stopped) == ("xa", "bc")
+    longest = TextStream(("d", "bcd", "cd"), True)
+    assert (longest.push(b"abcd"), longest.stopped) == ("abcd", "bcd")
 
 
 def test_a_hostile_stop_string_costs_constant_time_per_token() -> None:
-    stream = TextStream(Bytes(), ("a" * 5000 + "b",) * 4)
+    stream = TextStream(("a" * 5000 + "b",) * 4)
     start = time.perf_counter()
-    shown = "".join(stream.push([ord("a") + 1]) for _ in range(30_000))
+    shown = "".join(stream.push(b"a") for _ in range(30_000))
     assert time.perf_counter() - start < 5.0, "quadratic work would take minutes"
     assert len(shown) == 25_000
     assert stream.finish() == "a" * 5000

@@ -237,12 +237,14 @@ def test_bad_requests_are_refused_before_the_stream() -> None:
     assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
 
 
-def test_special_tokens_in_the_output_are_not_text() -> None:
+def test_special_tokens_in_the_output_are_not_text_and_do_not_cut_characters() -> None:
+    first, *rest = ids_of("€")
+
     def script(request: object, choice: int) -> list[Event | Exception]:
-        return [Event(0, [*ids_of("a"), 1, *ids_of("b"), EOS], finish_reason="length")]
+        return [Event(0, [*ids_of("a"), 1, first, 1, *rest, EOS], finish_reason="length")]
 
     app = make_app(FakeEngine(script=script))
-    assert texts_of(chat(app, stream=True, ignore_eos=True).events) == {0: "ab"}
+    assert texts_of(chat(app, stream=True, ignore_eos=True).events) == {0: "a€"}
     assert TOKENIZER.is_special(1)
 
 
