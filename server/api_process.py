@@ -50,6 +50,19 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _Server(uvicorn.Server):
+    """Whatever makes the process end, nobody's answer breaks off without a word."""
+
+    def __init__(self, config: uvicorn.Config, client: EngineClient) -> None:
+        super().__init__(config)
+        self._client = client
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called when the server stops listening."""
+        self._client.shut_down()
+        await super().shutdown(sockets)
+
+
 class Gateway:
     """The objects of the process, made in its event loop."""
 
@@ -57,7 +70,6 @@ class Gateway:
         config = start.config
         router = zmq.asyncio.Context().socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         router.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
         router.setsockopt(zmq.LINGER, 0)
         router.bind(socket_address(start.run_dir))
@@ -71,7 +83,7 @@ class Gateway:
         model = resolve_model(config.model)
         app = create_app(config.gateway, self._client, load_tokenizer(model.path), model.name)
         self._listener = listener
-        self._server = uvicorn.Server(
+        self._server = _Server(
             uvicorn.Config(
                 app,
                 loop="uvloop",
@@ -83,7 +95,8 @@ class Gateway:
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=1,
-            )
+            ),
+            self._client,
         )
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -98,6 +98,7 @@ class EngineClient:
         self._info: RuntimeInfo | None = None
         self._stats: wire.Stats | None = None
         self._generation = -1
+        self._newest_down = -1
         self._down_reason = "the model is loading"
         self._newest_start: wire.Hello | wire.Loading = wire.Loading(0, "starting", 0.0)
         self._watched = False
@@ -199,6 +200,10 @@ class EngineClient:
             )
         return stream
 
+    def shut_down(self) -> None:
+        """Take nothing more, and end what is unfinished with an error."""
+        self._engine_gone("the server is shutting down")
+
     def abort(self, seq_ids: list[int]) -> None:
         """Forget these sequences here and in the engine."""
         known = [seq_id for seq_id in seq_ids if self._forget(seq_id)]
@@ -227,14 +232,21 @@ class EngineClient:
             self._engine_gone(f"the engine cannot be reached: {error}")
 
     async def run(self) -> None:
-        """Receive until cancelled. Frames from processes that are no longer current are ignored."""
+        """Receive from this server's processes until cancelled. Raises WireError when one of them sends nonsense."""
         while True:
-            identity, frame = await self._socket.recv_multipart()
-            message = wire.decode_to_api(frame)
+            identity, *frames = await self._socket.recv_multipart()
+            try:
+                message = wire.decode_to_api(b"".join(frames))
+            except wire.WireError as error:
+                if identity in (wire.SUPERVISOR, wire.engine_identity(self._generation)):
+                    raise
+                logger.warning("%r is no process of this server; dropped what it sent: %s", identity, error)
+                continue
             if identity == wire.SUPERVISOR:
                 await self._from_supervisor(message)
             elif isinstance(message, wire.Hello | wire.Loading):
-                await self._from_starting_engine(message)
+                if identity == wire.engine_identity(message.generation) and message.generation > self._newest_down:
+                    await self._from_starting_engine(message)
             elif identity == wire.engine_identity(self._generation):
                 self._from_engine(message)
 
@@ -244,6 +256,7 @@ class EngineClient:
             for report in (wire.Listening(self._url), self._newest_start):
                 await self._socket.send_multipart([wire.SUPERVISOR, wire.encode(report)])
         elif isinstance(message, wire.EngineDown):
+            self._newest_down = message.generation
             if message.generation >= self._generation:
                 self._engine_gone(message.reason)
         elif isinstance(message, wire.Drain):
