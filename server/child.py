@@ -33,9 +33,14 @@ class ChildStart:
     """A private folder for sockets; removed by the last process to leave."""
 
 
+def socket_path(run_dir: Path) -> Path:
+    """The file of the socket on which the API process listens for the engine and the supervisor."""
+    return run_dir / "api.sock"
+
+
 def socket_address(run_dir: Path) -> str:
-    """Where the API process listens for the engine and the supervisor."""
-    return f"ipc://{run_dir}/api.sock"
+    """`socket_path` as ZeroMQ wants it."""
+    return f"ipc://{socket_path(run_dir)}"
 
 
 def _read_line() -> bytes:

@@ -4,6 +4,7 @@ The process that `firstlight serve` is. It imports neither torch nor the web fra
 be blocked by either.
 """
 
+import contextlib
 import logging
 import os
 import shutil
@@ -21,8 +22,9 @@ import setproctitle
 import zmq
 
 from server import wire
-from server.child import EXIT_BAD_CONFIGURATION, socket_address
+from server.child import EXIT_BAD_CONFIGURATION, socket_address, socket_path
 from server.config import ServeConfig, to_json
+from server.options import OptionError
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,10 @@ POLL_MS = 50
 BACKOFF_SECONDS = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
 HEALTHY_SECONDS = 60.0
 """An engine that lived this long starts the back-off anew."""
+MAX_FAILED_STARTS = 2
+"""Starts that may fail before the first success; one more ends the server."""
 KILL_GRACE_SECONDS = 2.0
+EXIT_LOST_SOCKET = 1
 
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Compute threads sleep while they wait: one that spins on a busy core costs the gateway milliseconds."""
@@ -44,12 +49,13 @@ class Child:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
+            bufsize=0,
             env={**os.environ, **environment},
             start_new_session=True,
         )
         self._pipe: IO[bytes] = self.process.stdin  # type: ignore[assignment]
-        self._pipe.write(to_json(config) + b"\n")
-        self._pipe.flush()
+        with contextlib.suppress(BrokenPipeError):  # it died already, as its exit code will tell
+            self._pipe.write(to_json(config) + b"\n")
 
     @property
     def exit_code(self) -> int | None:
@@ -73,13 +79,15 @@ class Supervisor:
 
     def __init__(self, config: ServeConfig, on_message: Callable[[wire.ToSupervisor], None]) -> None:
         self._config, self._on_message = config, on_message
-        self._run_dir = Path(tempfile.mkdtemp(prefix="firstlight-"))
         self._generation = 0
         self._failures = 0
         self._restart_at: float | None = None
         self._ready_once = False
         self._stop_signals = 0
         self._drain_deadline: float | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._run_dir = _make_run_dir()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, wire.SUPERVISOR)
@@ -95,8 +103,6 @@ class Supervisor:
 
     def run(self) -> int:
         """Watch until told to stop or a process fails for good; the exit code of `firstlight serve`."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
         try:
             while (code := self._step()) is None:
                 pass
@@ -146,13 +152,25 @@ class Supervisor:
         if code is None:
             return None
         if self._restart_at is None:
-            if code == EXIT_BAD_CONFIGURATION or (not self._ready_once and self._failures >= 2):
-                return EXIT_BAD_CONFIGURATION
+            if (final := self._why_no_restart(code)) is not None:
+                return final
             self._plan_restart(code, now)
         elif now >= self._restart_at:
             self._restart_at = None
             self._generation += 1
             self._engine = self._start_engine()
+        return None
+
+    def _why_no_restart(self, code: int) -> int | None:
+        """The exit code of `firstlight serve` where a new engine would fare no better."""
+        if code == EXIT_BAD_CONFIGURATION:
+            return code
+        if self._ready_once and not socket_path(self._run_dir).exists():
+            logger.error("the engine ended (%s), and %s was deleted; stopping", _describe(code), self._run_dir)
+            return EXIT_LOST_SOCKET
+        if not self._ready_once and self._failures >= MAX_FAILED_STARTS:
+            logger.error("the engine ended (%s) and was never ready; stopping", _describe(code))
+            return EXIT_BAD_CONFIGURATION
         return None
 
     def _plan_restart(self, code: int, now: float) -> None:
@@ -167,6 +185,18 @@ class Supervisor:
 
     def _send(self, message: wire.ToApi) -> None:
         self._socket.send(wire.encode(message), zmq.NOBLOCK)
+
+
+def _make_run_dir() -> Path:
+    """A private folder for the sockets. Raises OptionError."""
+    try:
+        path = Path(tempfile.mkdtemp(prefix="firstlight-"))
+    except OSError as error:
+        raise OptionError(f"cannot make a folder for sockets (TMPDIR says where): {error.strerror}") from None
+    if len(os.fsencode(socket_path(path))) > zmq.IPC_PATH_MAX_LEN:
+        path.rmdir()
+        raise OptionError(f"{path.parent} is too long a path for sockets; set TMPDIR to a shorter one")
+    return path
 
 
 def _describe(code: int) -> str:

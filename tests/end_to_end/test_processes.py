@@ -1,6 +1,7 @@
 """Processes that die, hang or are told to stop: what clients see, and what is left behind."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -110,24 +111,30 @@ def test_sigterm_drains(own_server: Server) -> None:
 def test_second_sigterm_hastens(own_server: Server) -> None:
     events: list[dict[str, object]] = []
     started = threading.Event()
-    reader = threading.Thread(target=_read_quietly, args=(own_server, events, started))
+    reader = threading.Thread(target=_read_stream, args=(own_server, events, started))
     reader.start()
     assert started.wait(30)
     own_server.process.send_signal(signal.SIGTERM)
     own_server.wait_for(lambda: not own_server.is_ready(), 2, "unreadiness")
     begin = time.monotonic()
     own_server.process.send_signal(signal.SIGTERM)
-    own_server.process.wait(10)
+    assert own_server.process.wait(10) == 130
     assert time.monotonic() - begin < 6
     reader.join(10)
     assert not reader.is_alive()
+    assert set(events[-2]) == {"error"}
+    assert events[-1] == {"done": True}
 
 
-def _read_quietly(server: Server, events: list[dict[str, object]], started: threading.Event) -> None:
-    try:
-        _read_stream(server, events, started)
-    except httpx.HTTPError as error:
-        events.append({"closed": repr(error)})
+def test_an_engine_that_cannot_come_back_ends_the_server(own_server: Server) -> None:
+    """Somebody cleaned up, and the folder with the socket is gone: nothing that starts now could connect."""
+    everybody = [psutil.Process(own_server.process.pid), *own_server.children().values()]
+    bound = [Path(entry.laddr) for entry in own_server.children()["api"].net_connections("unix") if entry.laddr]
+    shutil.rmtree(next(path.parent for path in bound if path.parent.name.startswith("firstlight-")))
+    assert own_server.is_ready()
+    own_server.children()["engine"].kill()
+    assert own_server.process.wait(10) == 1
+    _wait_gone(everybody, 5)
 
 
 def test_stopped_engine_is_not_ready(own_server: Server) -> None:
@@ -151,6 +158,18 @@ def test_port_in_use_is_said_plainly() -> None:
     assert result.returncode == 2
     assert f"cannot listen on 127.0.0.1 port {port}" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_path_too_long_for_sockets_is_said_plainly(tmp_path: Path) -> None:
+    place = tmp_path / ("x" * 100)
+    place.mkdir()
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0"]
+    environment = os.environ | {"TMPDIR": str(place)}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert result.returncode == 2
+    assert f"{place} is too long a path" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(place.iterdir()) == []
 
 
 @pytest.mark.parametrize(
