@@ -76,6 +76,7 @@ class Gateway:
         self._client = EngineClient(
             router,
             config.scheduler,
+            max_unread_events=config.gateway.max_unread_events,
             stall_timeout=config.process.stall_timeout,
             url=_url(listener),
             on_drain=self._start_drain,

@@ -1,4 +1,4 @@
-"""The engine as the gateway sees it: admission, submit, abort, and one bounded queue of events for each request.
+"""The engine as the gateway sees it: admission, submit, abort, and a `ClientStream` of events for each request.
 
 Owns the API process's ZeroMQ socket. Routes use it through the protocols of `server/generation.py`;
 `server/api_process.py` runs its receive loop. The engine process and the supervisor connect to the socket; their
@@ -8,7 +8,7 @@ identities tell them apart.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 import zmq
@@ -18,14 +18,12 @@ from model_runtime.config import RuntimeInfo
 from scheduler.config import SchedulerConfig
 from scheduler.request import FinishReason
 from server import generation, wire
+from server.client_stream import ClientStream
 from server.errors import BadRequest, Overloaded, Unavailable
 from server.generation import GenerationRequest
 from server.randomness import mix_seed
 
 logger = logging.getLogger(__name__)
-
-MAX_BUFFERED_EVENTS = 16384
-"""Events that a client may leave unread before its request is cancelled."""
 
 
 class Admission:
@@ -40,47 +38,6 @@ class Admission:
         self._held = False
 
 
-class ClientStream:
-    """The events of one request, all choices; made by `EngineClient.submit`."""
-
-    def __init__(self, client: "EngineClient", first_seq_id: int, n: int, prompt_tokens: int) -> None:
-        self._client, self._first_seq_id, self.prompt_tokens = client, first_seq_id, prompt_tokens
-        self._queue: asyncio.Queue[tuple[int, wire.Event]] = asyncio.Queue(MAX_BUFFERED_EVENTS)
-        self.live = set(range(n))
-        self._finished_here: set[int] = set()
-
-    def deliver(self, choice: int, event: wire.Event) -> None:
-        """Called by the client's receive loop. A reader that left too much unread is cut off."""
-        try:
-            self._queue.put_nowait((choice, event))
-        except asyncio.QueueFull:
-            logger.warning("a client left %d events unread: its request is cancelled", MAX_BUFFERED_EVENTS)
-            self.close()
-            while not self._queue.empty():
-                self._queue.get_nowait()
-            message = "the response was not read fast enough"
-            end = wire.Event(event.seq_id, finish_reason=FinishReason.ERROR, message=message)
-            self._queue.put_nowait((choice, end))
-
-    async def events(self) -> AsyncIterator[tuple[int, wire.Event]]:
-        """(choice, event) until every choice has ended."""
-        while self.live or not self._queue.empty():
-            choice, event = await self._queue.get()
-            if choice not in self._finished_here:
-                yield choice, event
-
-    def finish_choice(self, index: int) -> None:
-        """The gateway ended this choice itself: cancel it in the engine, deliver no more of its events."""
-        self._finished_here.add(index)
-        if index in self.live:
-            self._client.abort([self._first_seq_id + index])
-
-    def close(self) -> None:
-        """Cancel what is unfinished. Idempotent, never blocks."""
-        if self.live:
-            self._client.abort([self._first_seq_id + choice for choice in sorted(self.live)])
-
-
 class EngineClient:
     """Implements `server.generation.Engine` over a bound ROUTER socket."""
 
@@ -89,11 +46,13 @@ class EngineClient:
         socket: zmq.asyncio.Socket,
         config: SchedulerConfig,
         *,
+        max_unread_events: int,
         stall_timeout: float,
         url: str,
         on_drain: Callable[[float], None],
     ) -> None:
         self._socket, self._config, self._stall_timeout = socket, config, stall_timeout
+        self._max_unread_events = max_unread_events
         self._url, self._on_drain = url, on_drain
         self._info: RuntimeInfo | None = None
         self._stats: wire.Stats | None = None
@@ -181,15 +140,16 @@ class EngineClient:
     def _start(self, request: GenerationRequest) -> ClientStream:
         first = self._next_seq_id
         self._next_seq_id += request.n
-        stream = ClientStream(self, first, request.n, len(request.prompt_ids))
+        seq_ids = range(first, self._next_seq_id)
+        stream = ClientStream(self.abort, seq_ids, len(request.prompt_ids), self._max_unread_events)
         deadline = time.monotonic() + self._config.request_timeout
         prompt = request.prompt_ids.tobytes()
-        for choice in range(request.n):
-            self._sequences[first + choice] = (stream, choice)
+        for choice, seq_id in enumerate(seq_ids):
+            self._sequences[seq_id] = (stream, choice)
             self._queued_tokens += stream.prompt_tokens
             self._send(
                 wire.Submit(
-                    seq_id=first + choice,
+                    seq_id=seq_id,
                     prompt_ids=prompt,
                     sampling=replace(request.sampling, seed=mix_seed(request.sampling.seed, choice)),
                     priority=request.priority,

@@ -32,6 +32,10 @@ class GatewayConfig:
     max_sequences_per_request: int = field(
         default=128, metadata={"help": "prompts times n of one request; more get 400"}
     )
+    max_unread_events: int = field(
+        default=16384,
+        metadata={"help": "token events that a client may leave unread; with more its request ends"},
+    )
     strict_params: bool = field(
         default=False, metadata={"help": "refuse unknown parameters instead of naming them in x-ignored-params"}
     )
@@ -39,7 +43,8 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
-        for name in ("max_body_bytes", "max_head_bytes", "body_timeout", "max_sequences_per_request"):
+        limits = ("max_body_bytes", "max_head_bytes", "body_timeout", "max_sequences_per_request", "max_unread_events")
+        for name in limits:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
         if any(not key for key in self.api_key):

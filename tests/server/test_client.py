@@ -45,6 +45,7 @@ INFO = RuntimeInfo(
     kv_bytes=1,
     description="none",
 )
+MAX_UNREAD = 6
 REQUEST = GenerationRequest(request_id="r", prompt_ids=array("i", [1, 2]), sampling=SamplingParams(max_tokens=4))
 
 
@@ -58,7 +59,14 @@ class Wires:
         self._sockets = [router]
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.bind(self._address)
-        self.client = EngineClient(router, SchedulerConfig(), stall_timeout=5, url="", on_drain=lambda timeout: None)
+        self.client = EngineClient(
+            router,
+            SchedulerConfig(),
+            max_unread_events=MAX_UNREAD,
+            stall_timeout=5,
+            url="",
+            on_drain=lambda timeout: None,
+        )
         self.receiving = asyncio.get_running_loop().create_task(self.client.run())
 
     def peer(self, identity: bytes) -> zmq.asyncio.Socket:
@@ -171,5 +179,31 @@ def test_shutting_down_ends_every_choice(tmp_path: Path, n: int) -> None:
         assert wires.client.idle
         with pytest.raises(Unavailable):
             wires.client.admit()
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("unread", [MAX_UNREAD, MAX_UNREAD + 1])
+def test_who_reads_too_slowly_is_cut_off(tmp_path: Path, unread: int) -> None:
+    """All choices together, with one error instead of what was left unread; the engine is told to stop."""
+
+    async def scenario(wires: Wires) -> None:
+        engine = await wires.greet(0)
+        await wires.ready(True)
+        (stream,) = wires.client.submit([replace(REQUEST, n=2)], wires.client.admit())
+        seq_ids = [wire.decode_to_engine(await engine.recv()).seq_id for _ in range(2)]
+        told = [wire.Event(seq_ids[index % 2], [index]) for index in range(unread)]
+        await engine.send(wire.encode(wire.Events(told, msgspec.structs.replace(STATS, step_id=1))))
+        async with asyncio.timeout(5):
+            while wires.client.stats == STATS:
+                await asyncio.sleep(0.005)
+        events = stream.events()
+        if unread <= MAX_UNREAD:
+            assert [(await anext(events))[1] for _ in told] == told
+            return
+        (left,) = [event async for _, event in events]
+        assert (left.finish_reason, left.message) == ("error", "the response was not read fast enough")
+        assert wire.decode_to_engine(await engine.recv()) == wire.Abort(seq_ids)
+        assert wires.client.idle
 
     run(tmp_path, scenario)
