@@ -52,8 +52,19 @@ def _ignorable(config: ModelConfig, key: str) -> bool:
     return is_tied_head or key.endswith("rotary_emb.inv_freq") or key == ROPE_DIVISORS
 
 
-def load_model(path: Path, ops: Ops, device: torch.device, progress: Callable[[float], None]) -> LoadedModel:
-    """Load a checkpoint. `progress` is told the finished share of the weights, 0 to 1.
+def _every_position(config: ModelConfig, weight_bytes: int) -> int:
+    return config.max_position
+
+
+def load_model(
+    path: Path,
+    ops: Ops,
+    device: torch.device,
+    progress: Callable[[float], None],
+    length: Callable[[ModelConfig, int], int] = _every_position,
+) -> LoadedModel:
+    """Load a checkpoint. `progress` is told the finished share of the weights, 0 to 1. `length` is given the
+    architecture and the bytes of the weights, and answers how many positions the decoder needs tables for.
 
     Raises CheckpointError for a checkpoint that is missing, damaged, inconsistent or not supported.
     """
@@ -63,7 +74,7 @@ def load_model(path: Path, ops: Ops, device: torch.device, progress: Callable[[f
     count = sum(parameter.rows * (parameter.columns or 1) for parameter in table)
     return LoadedModel(
         config=config,
-        decoder=Decoder(config, parameters, ops, device),
+        decoder=Decoder(config, parameters, ops, device, length(config, parameters.num_bytes)),
         weight_bytes=parameters.num_bytes,
         description=f"{config.family}, {count / 1e6:.1f} M parameters in {parameters.num_bytes / 2**20:.0f} MiB",
     )

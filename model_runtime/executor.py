@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from model_runtime.checkpoint import LoadedModel, load_model
-from model_runtime.config import RuntimeConfig, RuntimeInfo
+from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo
 from model_runtime.host import available_memory, usable_cores
 from model_runtime.kv_store import allocate, bytes_per_block
-from model_runtime.memory import size_pool
+from model_runtime.memory import PoolSize, model_length, rope_bytes, size_pool
 from model_runtime.ops import describe, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.runner import Runner
@@ -48,7 +48,13 @@ def load_executor(
     set_threads(runtime.threads or usable_cores())
     progress("preparing kernels", 0.0)
     ops = load_ops(device, runtime.kernels)
-    model = load_model(model_path, ops, device, lambda fraction: progress("loading weights", fraction))
+    model = load_model(
+        model_path,
+        ops,
+        device,
+        lambda fraction: progress("loading weights", fraction),
+        lambda config, weight_bytes: _size(config, weight_bytes, runtime, scheduler, budget).max_model_len,
+    )
     info = _plan(model, ops, runtime, scheduler, budget)
     config = model.config
     kv = allocate(
@@ -63,14 +69,27 @@ def load_executor(
     return Executor(Runner(model.decoder, kv, info.block_size, device), info)
 
 
+def _block_bytes(config: ModelConfig, block_size: int) -> int:
+    return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, KV_DTYPE)
+
+
+def _size(
+    config: ModelConfig, weight_bytes: int, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int
+) -> PoolSize:
+    """The pool beside what stays in memory: the weights and the table of rotations."""
+    return size_pool(
+        config,
+        runtime,
+        scheduler,
+        budget=budget,
+        weight_bytes=weight_bytes + rope_bytes(config, model_length(config, runtime)),
+        block_bytes=_block_bytes(config, scheduler.block_size),
+    )
+
+
 def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> RuntimeInfo:
     config = model.config
-    block_bytes = bytes_per_block(
-        config.num_layers, config.num_kv_heads, config.head_dim, scheduler.block_size, KV_DTYPE
-    )
-    pool = size_pool(
-        config, runtime, scheduler, budget=budget, weight_bytes=model.weight_bytes, block_bytes=block_bytes
-    )
+    pool = _size(config, model.weight_bytes, runtime, scheduler, budget)
     return RuntimeInfo(
         max_model_len=pool.max_model_len,
         vocab_size=config.vocab_size,
@@ -78,6 +97,6 @@ def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: Sched
         num_blocks=pool.num_blocks,
         block_size=scheduler.block_size,
         weight_bytes=model.weight_bytes,
-        kv_bytes=pool.num_blocks * block_bytes,
+        kv_bytes=pool.num_blocks * _block_bytes(config, scheduler.block_size),
         description=f"{model.description}, {describe(ops)}",
     )

@@ -40,6 +40,11 @@ def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
     return FLOAT_BYTES * max(layer, head)
 
 
+def rope_bytes(config: ModelConfig, positions: int) -> int:
+    """A cosine and a sine for each rotated pair of channels at each position."""
+    return FLOAT_BYTES * config.rope.rotary_dim * positions
+
+
 def model_length(config: ModelConfig, runtime: RuntimeConfig) -> int:
     """The longest sequence to serve. Raises PlanError above what the model was made for."""
     if runtime.max_model_len > config.max_position:

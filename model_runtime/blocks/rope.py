@@ -58,7 +58,7 @@ def rope_table(rope: RopeConfig, max_position: int, device: torch.device) -> Rop
     positions_P = torch.arange(max_position, dtype=torch.float32)
     angles_PR2 = torch.outer(positions_P, inverse_frequencies(rope))
     return RopeTable(
-        cos_PR2=(angles_PR2.cos() * rope.attention_factor).to(device),
-        sin_PR2=(angles_PR2.sin() * rope.attention_factor).to(device),
+        cos_PR2=angles_PR2.cos().mul_(rope.attention_factor).to(device),
+        sin_PR2=angles_PR2.sin_().mul_(rope.attention_factor).to(device),
         interleaved=rope.interleaved,
     )

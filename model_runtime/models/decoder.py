@@ -66,9 +66,11 @@ class _Layer:
 class Decoder:
     """Token ids in, hidden states out; logits for the rows that need them. Holds weights, keeps no state."""
 
-    def __init__(self, config: ModelConfig, parameters: Parameters, ops: Ops, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, parameters: Parameters, ops: Ops, device: torch.device, max_model_len: int
+    ) -> None:
         self.config, self.ops = config, ops
-        self.rope = rope_table(config.rope, config.max_position, device)
+        self.rope = rope_table(config.rope, max_model_len, device)
         self.embedding = parameters.matrices["embedding"]
         self.layers = [_Layer(config, layer, parameters) for layer in range(config.num_layers)]
         self.norm_C = parameters.vectors["norm"]
