@@ -1,7 +1,7 @@
 """Operations of the models: `load_ops` picks the implementations for a device, `set_threads` how many cores they use.
 Called once each by the runner, in engine and worker processes."""
 
-import warnings
+import logging
 
 import torch
 
@@ -9,6 +9,8 @@ from model_runtime.kernels.build import BuildError
 from model_runtime.kernels.library import library
 from model_runtime.ops import cpu, reference  # noqa: F401  they register their operations
 from model_runtime.ops.registry import Ops, select
+
+logger = logging.getLogger(__name__)
 
 
 def load_ops(device: torch.device, kernels: str) -> Ops:
@@ -20,7 +22,7 @@ def load_ops(device: torch.device, kernels: str) -> Ops:
         try:
             library()
         except BuildError as error:
-            warnings.warn(f"using plain torch operations, which are slower: {error}", RuntimeWarning, stacklevel=2)
+            logger.warning("using plain torch operations, which are slower: %s", error)
             return select("any")
     return select(device.type)
 
