@@ -58,6 +58,7 @@ class ChoiceText:
         self.index, self._prompt, self._tokenizer = index, prompt, tokenizer
         request = prompt.request
         self._stream = TextStream(request.stop, request.include_stop)
+        self._min_tokens = request.sampling.min_tokens
         self._want_tokens = request.sampling.logprobs >= 0
         self._pending: deque[TextToken] = deque()
         self._ahead = 0
@@ -88,7 +89,7 @@ class ChoiceText:
         if self._prompt.discard_output:
             finish_reason = finish_reason and "length"
         self.ended = finish_reason is not None
-        tokens = self._release(len(text.encode())) if self._want_tokens else []
+        tokens = self._release(len(text.encode()) - self._stream.take_surplus()) if self._want_tokens else []
         if first and self._prompt.echo is not None:
             text = self._prompt.echo + text
             tokens = self._echoed(prompt_logprobs) + tokens
@@ -115,12 +116,17 @@ class ChoiceText:
             self._unsent_ids.append(token_id)
             if self._tokenizer.is_special(token_id) or (position == last and self._is_hidden_end(event)):
                 continue
-            pieces.append(self._stream.push(self._tokenizer.token_bytes(token_id)))
+            pieces.append(self._push(token_id))
             if self._want_tokens:
                 self._pending.append(self._text_token(token_id, event.logprobs[position]))
             if self._stream.stopped is not None:
                 break
         return "".join(pieces)
+
+    def _push(self, token_id: int) -> str:
+        """A stop string counts once there are more than min_tokens tokens, as end tokens do in the engine."""
+        data = self._tokenizer.token_bytes(token_id)
+        return self._stream.push(data, may_stop=self.completion_tokens > self._min_tokens)
 
     def _is_hidden_end(self, event: Event) -> bool:
         """The token that ended the choice is no text, unless it is a stop token and the client wants to see it."""

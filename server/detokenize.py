@@ -26,24 +26,40 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._matchers = [_StopMatcher(text) for text in sorted(stop, key=len, reverse=True)]
         self._held = ""
+        self._undecoded = 0
+        self._surplus = 0
 
-    def push(self, data: bytes) -> str:
-        """The text that is certain with the bytes of the next tokens. "" once a stop string was found."""
-        return "" if self.stopped is not None else self._match(self._decoder.decode(data))
+    def push(self, data: bytes, *, may_stop: bool = True) -> str:
+        """The text that is certain with the bytes of the next tokens. "" once a stop string was found. Without
+        `may_stop`, a stop string that these bytes complete is text like any other."""
+        return "" if self.stopped is not None else self._match(self._decode(data), may_stop)
+
+    def take_surplus(self) -> int:
+        """Bytes by which the text, as UTF-8, has grown more than the bytes that it stands for, since the last call:
+        U+FFFD is three, and may stand for one."""
+        surplus, self._surplus = self._surplus, 0
+        return surplus
 
     def finish(self) -> str:
         """The text that was held back, when the output has ended."""
         rest, self._held = self._held, ""
         return rest
 
-    def _match(self, text: str) -> str:
+    def _decode(self, data: bytes) -> str:
+        text = self._decoder.decode(data)
+        undecoded = len(self._decoder.getstate()[0])
+        self._surplus += len(text.encode()) - (self._undecoded + len(data) - undecoded)
+        self._undecoded = undecoded
+        return text
+
+    def _match(self, text: str, may_stop: bool) -> str:
         if not self._matchers:
             return text
         known = len(self._held)
         self._held += text
         for position, character in enumerate(text, start=known + 1):
             found = [matcher for matcher in self._matchers if matcher.advance(character)]
-            if found:
+            if found and may_stop:
                 return self._stop_at(position, found[0].pattern)
         safe = len(self._held) - max(matcher.matched for matcher in self._matchers)
         shown, self._held = self._held[:safe], self._held[safe:]
@@ -73,7 +89,9 @@ class _StopMatcher:
             self._borders[index] = length
 
     def advance(self, character: str) -> bool:
-        """Whether the pattern is complete with this character. Not called again after that."""
+        """Whether the pattern is complete with this character."""
+        if self.matched == len(self.pattern):
+            self.matched = self._borders[-1]
         while self.matched and character != self.pattern[self.matched]:
             self.matched = self._borders[self.matched - 1]
         self.matched += character == self.pattern[self.matched]

@@ -3,6 +3,7 @@
 Entries are of tokens that are text: end tokens have none, so the entries' bytes are the text's.
 """
 
+import codecs
 from collections.abc import Sequence
 
 from server.choice import TextToken
@@ -31,23 +32,19 @@ def _spelled(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _characters(data: bytes) -> int:
-    """Characters that begin in these bytes."""
-    return sum(byte & 0xC0 != 0x80 for byte in data)
-
-
 class CompletionLogprobs:
     """`choices[].logprobs` of completions, part by part: offsets (in characters) run on over the parts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._offset = tokenizer, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def part(self, tokens: Sequence[TextToken]) -> dict[str, object]:
         """Of the next tokens of the choice."""
         offsets = []
         for token in tokens:
-            offsets.append(self._offset)
-            self._offset += _characters(token.data)
+            offsets.append(self._offset + bool(self._decoder.getstate()[0]))  # a character that has begun counts
+            self._offset += len(self._decoder.decode(token.data))
         return {
             "text_offset": offsets,
             "token_logprobs": [token.value for token in tokens],

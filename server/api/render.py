@@ -14,7 +14,18 @@ import msgspec
 from server.choice import TextToken
 from server.stream import Generation, Usage
 
-to_json = msgspec.json.encode
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+"""What JSON leaves unescaped and readers that split a stream with Unicode's rules (httpx's `iter_lines`) take for the
+end of a line: NEL, line separator and paragraph separator."""
+
+
+def to_json(value: object) -> bytes:
+    """JSON on a single line, by everybody's idea of a line."""
+    encoded = msgspec.json.encode(value)
+    if not encoded.isascii():
+        for raw, escaped in _LINE_ENDS:
+            encoded = encoded.replace(raw, escaped)
+    return encoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

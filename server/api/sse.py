@@ -8,11 +8,11 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.api.disconnect import while_connected
+from server.api.render import to_json
 from server.errors import ApiError, ClientGone, InternalError
 from server.middleware import RequestRecord
 from server.stream import Generation
@@ -29,7 +29,7 @@ HEADERS = {
 
 def event(document: object) -> bytes:
     """One event."""
-    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+    return b"data: " + to_json(document) + b"\n\n"
 
 
 class EventStream(Response):

@@ -115,3 +115,14 @@ def test_a_hostile_stop_string_costs_constant_time_per_token() -> None:
     assert time.perf_counter() - start < 5.0, "quadratic work would take minutes"
     assert len(shown) == 25_000
     assert stream.finish() == "a" * 5000
+
+
+@settings(max_examples=200)
+@given(st.text("ab<>é", max_size=30), STOPS.filter(bool), st.integers(0, 12))
+def test_a_stop_string_that_may_not_stop_yet_is_text(text: str, stops: tuple[str, ...], early: int) -> None:
+    stream = TextStream(stops)
+    shown = "".join(stream.push(char.encode(), may_stop=index >= early) for index, char in enumerate(text))
+    ends = [end for end in range(early + 1, len(text) + 1) if text[:end].endswith(stops)]
+    longest = max((stop for stop in stops if ends and text[: ends[0]].endswith(stop)), key=len, default=None)
+    assert stream.stopped == longest
+    assert shown + stream.finish() == (text if longest is None else text[: ends[0] - len(longest)])
