@@ -87,7 +87,11 @@ def make_case(model: LoadedModel, lengths: Callable[[random.Random], int], max_t
     if not both:
         requests = [request for request in requests if request.seq_id % 4 in (0, 3)]
     neighbours = [
-        Request(seq_id=5000 + index, prompt_ids=ints(prompt()), sampling=sampled(index, generator.randrange(1, 20)))
+        Request(
+            seq_id=5000 + index,
+            prompt_ids=ints(prompt()),
+            sampling=sampled(index, generator.randrange(1, 2 * max_tokens)),
+        )
         for index in range(32)
     ]
     session = Session(
@@ -107,7 +111,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
 
     def make(name: str) -> Case:
         if name == "smollm2":
-            return make_case(load(embedded_path()), lambda generator: generator.choice(LENGTHS), 5, both=False)
+            return make_case(load(embedded_path()), lambda generator: generator.choice(LENGTHS), 3, both=False)
         overrides: dict[str, dict[str, object]] = {"llama": {}, "mistral": {"sliding_window": 8}}
         folder = tmp_path_factory.mktemp(name)
         make_checkpoint(folder, name, overrides[name])
@@ -186,16 +190,12 @@ def test_after_preemption(cases: Callable[[str], Case], name: str) -> None:
     """Each in a pool that just holds it, beside a sequence of higher priority that takes its blocks half-way."""
     case = cases(name)
     config = SchedulerConfig(max_num_seqs=2, block_size=1, max_queued_requests=1000)
-    tokens = 4 if name == "smollm2" else 12
     for request in case.requests:
-        shortened = replace(request, priority=1, sampling=replace(request.sampling, max_tokens=tokens))
+        tokens = request.sampling.max_tokens
         bully = Request(
             seq_id=BULLY, prompt_ids=ints([5]), sampling=SamplingParams(max_tokens=tokens + 1), cache_salt=b"bully"
         )
         session = Session(case.model, config, len(request.prompt_ids) + tokens + 1)
-        outcome = session.run([bully, shortened])[request.seq_id]
+        outcome = session.run([bully, replace(request, priority=1)])[request.seq_id]
         assert session.scheduler.stats().preemptions >= 1
-        expected = case.alone[request.seq_id]
-        assert outcome.token_ids == expected.token_ids[:tokens]
-        assert outcome.logprobs == expected.logprobs[:tokens]
-        assert outcome.prompt_logprobs == expected.prompt_logprobs
+        assert outcome == case.alone[request.seq_id]
