@@ -1,4 +1,4 @@
-"""Who goes first: order of the waiting, share of the prompts in a step, choice of whom to preempt.
+"""Who goes first: order of the running and the waiting, share of the prompts in a step.
 
 Pure functions used by `Scheduler`, engine process.
 """
@@ -16,18 +16,13 @@ MAX_PROMPTS = 8
 
 
 def rank(seq: Sequence) -> tuple[int, int]:
-    """Order of running sequences, best first: priority, then age."""
+    """Order of running sequences, best first: priority, then age. The last one is the first to be preempted."""
     return seq.request.priority, seq.arrival
 
 
 def queue_rank(seq: Sequence) -> tuple[int, bool, int]:
     """Order of waiting sequences: priority, then those that were preempted, then age."""
     return seq.request.priority, not seq.preempted, seq.arrival
-
-
-def victim(running: list[Sequence]) -> Sequence:
-    """Whom to preempt: the lowest priority, then the youngest."""
-    return max(running, key=rank)
 
 
 def split_share(prompts: list[Sequence], share: int) -> list[tuple[Sequence, int]]:

@@ -173,12 +173,12 @@ class Scheduler:
     def _add_decodes(self, builder: PlanBuilder) -> bool:
         """Plan the sequences with one token to compute, best rank first; False if that took a preemption.
 
-        The victim is always the last in rank, so it never has a token in this plan yet.
+        The last in rank is preempted, so it never has a token in this plan yet.
         """
         preemptions = self._counters.preemptions
         for seq in [seq for seq in self._running if seq.remaining == 1]:
             while seq.status is Status.RUNNING and not self._kv.grow(seq, len(seq.tokens)):
-                self._preempt(policy.victim(self._running))
+                self._preempt(self._running[-1])
             if seq.status is Status.RUNNING:
                 builder.add(seq, 1)
         return self._counters.preemptions == preemptions

@@ -4,7 +4,6 @@ Parsed in the supervisor; handed to the API and engine processes as one JSON lin
 """
 
 import argparse
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +97,7 @@ def _check_variables(environment: Mapping[str, str], known: set[str]) -> None:
         raise OptionError(f"unknown environment variable {unknown[0]}; firstlight has no such option")
 
 
-def resolve(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> ServeConfig:
+def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ServeConfig:
     """The frozen configuration. Raises OptionError with a message for the user."""
     options = options_of(list(SECTIONS.values()))
     _check_variables(environment, {option.variable for option in options} | {ENV_PREFIX + "MODEL"})

@@ -15,6 +15,8 @@ class ApiError(Exception):
 
     status = 400
     type = "invalid_request_error"
+    retry_after: int | None = None
+    """Seconds after which to come again."""
 
     def __init__(
         self,
@@ -22,13 +24,11 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        retry_after: int | None = None,
         details: dict[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
         self.param, self.code = param, code
-        self.retry_after = retry_after
         self.details = details or {}
 
     def body(self) -> dict[str, object]:
@@ -103,9 +103,10 @@ class Overloaded(ApiError):
 
     status = 429
     type = "rate_limit_error"
+    retry_after = 1
 
-    def __init__(self, message: str, *, retry_after: int = 1) -> None:
-        super().__init__(message, code="server_overloaded", retry_after=retry_after)
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="server_overloaded")
 
 
 class InternalError(ApiError):
@@ -120,9 +121,10 @@ class Unavailable(ApiError):
 
     status = 503
     type = "server_error"
+    retry_after = 2
 
-    def __init__(self, message: str, *, retry_after: int = 2) -> None:
-        super().__init__(message, code="service_unavailable", retry_after=retry_after)
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="service_unavailable")
 
 
 def context_overflow(prompt_tokens: int, max_model_len: int, *, param: str = "messages") -> BadRequest:

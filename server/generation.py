@@ -18,8 +18,6 @@ from server.wire import Event, Stats
 class GenerationRequest:
     """One prompt, n choices. Every API surface translates into this."""
 
-    request_id: str
-    """As in the x-request-id header; for logs."""
     prompt_ids: "array[int]"
     """int32, non-empty, within the vocabulary, shorter than max_model_len."""
     sampling: SamplingParams

@@ -40,19 +40,16 @@ def start(
     """Hand the prompts to the engine, all or none. Raises BadRequest, Overloaded or Unavailable."""
     record.request_id = body.request_id or record.request_id
     sampling = _sampling(gateway, body)
-    made = [_prompt(gateway, record.request_id, body, sampling, prompt) for prompt in prompts]
+    made = [_prompt(gateway, body, sampling, prompt) for prompt in prompts]
     streams = gateway.engine.submit([prompt.request for prompt in made], admission)
     record.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
     return Generation(made, streams, gateway.tokenizer, RequestMeter(gateway.metrics, record.started))
 
 
-def _prompt(
-    gateway: Gateway, request_id: str, body: GenerationBody, sampling: SamplingParams, prompt: Prepared
-) -> Prompt:
+def _prompt(gateway: Gateway, body: GenerationBody, sampling: SamplingParams, prompt: Prepared) -> Prompt:
     budget = output_budget(len(prompt.ids), gateway.engine.info.max_model_len, body.token_limit)
     max_tokens = max(1, budget)
     request = GenerationRequest(
-        request_id=request_id,
         prompt_ids=prompt.ids,
         sampling=replace(
             sampling,

@@ -91,12 +91,11 @@ def test_parameters_reach_the_engine(field: str, value: object, attribute: str, 
 
 def test_request_level_parameters_reach_the_engine() -> None:
     engine = FakeEngine()
-    chat(
-        make_app(engine), n=2, stop="x", include_stop_str_in_output=True, priority=-3, cache_salt="é", request_id="r-1"
-    )
+    app = make_app(engine)
+    chat(app, n=2, stop="x", include_stop_str_in_output=True, priority=-3, cache_salt="é")
     request = engine.requests[0]
     assert (request.n, request.stop, request.include_stop) == (2, ("x",), True)
-    assert (request.priority, request.cache_salt, request.request_id) == (-3, "é".encode(), "r-1")
+    assert (request.priority, request.cache_salt) == (-3, "é".encode())
 
 
 def test_max_completion_tokens_wins() -> None:

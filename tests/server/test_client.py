@@ -46,7 +46,7 @@ INFO = RuntimeInfo(
     description="none",
 )
 MAX_UNREAD = 6
-REQUEST = GenerationRequest(request_id="r", prompt_ids=array("i", [1, 2]), sampling=SamplingParams(max_tokens=4))
+REQUEST = GenerationRequest(prompt_ids=array("i", [1, 2]), sampling=SamplingParams(max_tokens=4))
 
 
 class Wires:
