@@ -7,14 +7,15 @@ STAMP  := $(VENV)/.installed
 .PHONY: install serve test lint types unit clean
 .DELETE_ON_ERROR:
 
+# The embedded model is looked for every time: the user's cache may have been emptied.
 install: $(STAMP)
+	@$(BIN)/python -m server.embedded
 
-# The virtual environment, the pinned dependencies and the embedded model. Made again when a pin changes.
+# The virtual environment and the pinned dependencies. Made again when a pin changes.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "firstlight needs Python >= 3.11; run make with PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[gguf,dev]'
-	$(BIN)/python -m server.embedded
 	@touch $@
 
 serve: install

@@ -34,7 +34,7 @@ def embedded_path() -> Path:
     path = target_path()
     if not path.is_file():
         raise EmbeddedModelMissing(
-            f"the embedded model is not at {path}; fetch it with `make install` or `python -m server.embedded`"
+            f"the embedded model is not at {path}; fetch it with `{sys.executable} -m server.embedded`"
         )
     return path
 
