@@ -13,14 +13,12 @@ import time
 
 import uvicorn
 import uvloop
-import zmq
 import zmq.asyncio
 
 from model_runtime.weights.errors import CheckpointError
-from server import wire
 from server.app import create_app
 from server.child import EXIT_BAD_CONFIGURATION, ChildStart, socket_address, start_child
-from server.client import EngineClient
+from server.client import EngineClient, bind
 from server.config import ProcessConfig
 from server.http_protocol import bounded_protocol
 from server.models import resolve_model
@@ -68,13 +66,8 @@ class Gateway:
 
     def __init__(self, start: ChildStart, listener: socket.socket) -> None:
         config = start.config
-        router = zmq.asyncio.Context().socket(zmq.ROUTER)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
-        router.setsockopt(zmq.LINGER, 0)
-        router.bind(socket_address(start.run_dir))
         self._client = EngineClient(
-            router,
+            bind(zmq.asyncio.Context(), socket_address(start.run_dir)),
             config.scheduler,
             max_unread_events=config.gateway.max_unread_events,
             stall_timeout=config.process.stall_timeout,

@@ -26,6 +26,21 @@ from server.randomness import mix_seed
 logger = logging.getLogger(__name__)
 
 
+MAX_UNHEARD_BYTES = 64 * 1024 * 1024
+"""Of messages to an engine since it last spoke, which may pile up while it computes; then requests are refused."""
+
+
+def bind(context: zmq.asyncio.Context, address: str) -> zmq.asyncio.Socket:
+    """The socket of an EngineClient. Its queue is not limited in messages: what does not fit would be lost."""
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.SNDHWM, 0)
+    router.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+    router.setsockopt(zmq.LINGER, 0)
+    router.bind(address)
+    return router
+
+
 class Admission:
     """A place in the queue: counted from the door until the request ends."""
 
@@ -58,6 +73,7 @@ class EngineClient:
         self._stats: wire.Stats | None = None
         self._generation = -1
         self._newest_down = -1
+        self._unheard_bytes = 0
         self._down_reason = "the model is loading"
         self._newest_start: wire.Hello | wire.Loading = wire.Loading(0, "starting", 0.0)
         self._watched = False
@@ -111,6 +127,8 @@ class EngineClient:
         return Admission(self)
 
     def _require_places(self, count: int) -> None:
+        if self._unheard_bytes > MAX_UNHEARD_BYTES:
+            raise Overloaded("the engine has not caught up with the requests that it was sent; try again")
         taken = self.reserved + len(self._sequences)
         if taken + count > self._config.max_outstanding:
             raise Overloaded(
@@ -183,6 +201,7 @@ class EngineClient:
         if self._generation < 0:
             return
         frames = [wire.engine_identity(self._generation), wire.encode(message)]
+        self._unheard_bytes += len(frames[1])
         future = asyncio.ensure_future(self._socket.send_multipart(frames))
         future.add_done_callback(self._on_sent)
 
@@ -234,7 +253,7 @@ class EngineClient:
             await self._socket.send_multipart([wire.SUPERVISOR, wire.encode(message)])
 
     def _from_engine(self, message: wire.ToApi) -> None:
-        self._last_sign_of_life = time.monotonic()
+        self._last_sign_of_life, self._unheard_bytes = time.monotonic(), 0
         if isinstance(message, wire.Events):
             self._stats = message.stats
             for event in message.events:
@@ -252,6 +271,6 @@ class EngineClient:
         stream.deliver(choice, event)
 
     def _engine_gone(self, reason: str) -> None:
-        self._generation, self._stats, self._down_reason = -1, None, reason
+        self._generation, self._stats, self._down_reason, self._unheard_bytes = -1, None, reason, 0
         for seq_id in list(self._sequences):
             self._deliver(wire.Event(seq_id, finish_reason=FinishReason.ABORT, message=reason))

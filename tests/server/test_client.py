@@ -14,9 +14,9 @@ import zmq.asyncio
 from model_runtime.config import RuntimeInfo
 from scheduler.config import SchedulerConfig
 from scheduler.request import SamplingParams
-from server import wire
-from server.client import EngineClient
-from server.errors import Unavailable
+from server import client, wire
+from server.client import EngineClient, bind
+from server.errors import Overloaded, Unavailable
 from server.generation import GenerationRequest
 
 STATS = wire.Stats(
@@ -55,10 +55,8 @@ class Wires:
     def __init__(self, folder: Path) -> None:
         self._context = zmq.asyncio.Context()
         self._address = f"ipc://{folder}/s"
-        router = self._context.socket(zmq.ROUTER)
+        router = bind(self._context, self._address)
         self._sockets = [router]
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.bind(self._address)
         self.client = EngineClient(
             router,
             SchedulerConfig(),
@@ -205,5 +203,43 @@ def test_who_reads_too_slowly_is_cut_off(tmp_path: Path, unread: int) -> None:
         assert (left.finish_reason, left.message) == ("error", "the response was not read fast enough")
         assert wire.decode_to_engine(await engine.recv()) == wire.Abort(seq_ids)
         assert wires.client.idle
+
+    run(tmp_path, scenario)
+
+
+def test_an_engine_that_is_slow_to_read_loses_nothing(tmp_path: Path) -> None:
+    """More messages than a socket queues by itself, while the engine is in a long step."""
+
+    async def scenario(wires: Wires) -> None:
+        engine = await wires.greet(0)
+        await wires.peer(wire.SUPERVISOR).send(wire.encode(wire.Watch()))
+        await wires.ready(True)
+        for _ in range(3000):
+            wires.client.submit([REQUEST], wires.client.admit())[0].close()
+        await asyncio.sleep(0.1)
+        assert wires.client.unready_reason() is None
+        submitted = []
+        for number in range(6000):
+            message = wire.decode_to_engine(await asyncio.wait_for(engine.recv(), 5))
+            assert isinstance(message, wire.Abort if number % 2 else wire.Submit)
+            submitted += [message.seq_id] if isinstance(message, wire.Submit) else []
+        assert submitted == list(range(1, 3001))
+
+    run(tmp_path, scenario)
+
+
+def test_what_an_engine_has_not_read_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_UNHEARD_BYTES", 1000)
+
+    async def scenario(wires: Wires) -> None:
+        engine = await wires.greet(0)
+        await wires.ready(True)
+        for _ in range(8):
+            wires.client.submit([REQUEST], wires.client.admit())[0].close()
+        with pytest.raises(Overloaded, match="not caught up"):
+            wires.client.admit()
+        await engine.send(wire.encode(STATS))
+        await asyncio.sleep(0.1)
+        wires.client.admit().release()
 
     run(tmp_path, scenario)
