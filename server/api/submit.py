@@ -21,6 +21,7 @@ from server.middleware import RequestRecord
 from server.prompt.build import bad_words, logit_bias, output_budget, stop_token_ids
 from server.randomness import fresh_seed
 from server.schema.common import GenerationBody
+from server.schema.unknown import ignored_header
 from server.stream import Generation
 
 UINT64_MASK = 2**64 - 1
@@ -97,7 +98,7 @@ async def answer(
 ) -> Response:
     """The HTTP answer; cancels the generation as soon as the client is gone. Raises ApiError."""
     record = record_of(request)
-    headers = {"x-ignored-params": ", ".join(ignored)} if ignored else {}
+    headers = ignored_header(ignored)
     if stream:
         return EventStream(generation, renderer.chunks, record, headers)
     try:

@@ -12,6 +12,7 @@ from server.api.render import to_json
 from server.errors import context_overflow
 from server.prompt.build import check_ids
 from server.schema.tokens import DetokenizeBody, TokenizeBody
+from server.schema.unknown import ignored_header
 
 router = APIRouter()
 
@@ -21,8 +22,7 @@ def _or_true(value: bool | None) -> bool:
 
 
 def _json(document: dict[str, object], ignored: list[str]) -> Response:
-    headers = {"x-ignored-params": ", ".join(ignored)} if ignored else {}
-    return Response(to_json(document), media_type="application/json", headers=headers)
+    return Response(to_json(document), media_type="application/json", headers=ignored_header(ignored))
 
 
 @router.post("/tokenize", openapi_extra=describe(TokenizeBody))

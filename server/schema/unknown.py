@@ -80,3 +80,8 @@ def check_unknown(extra: dict[str, object], *, strict: bool) -> list[str]:
         param = ignored[0]
         raise BadRequest(f"Unknown parameter: {param}.", param=param, code="unknown_parameter")
     return sorted(set(ignored))[:MAX_NAMED]
+
+
+def ignored_header(ignored: list[str]) -> dict[str, str]:
+    """The response header that names ignored parameters; none when there are none."""
+    return {"x-ignored-params": ", ".join(ignored)} if ignored else {}
