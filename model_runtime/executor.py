@@ -13,7 +13,7 @@ from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo
 from model_runtime.host import available_memory, usable_cores
 from model_runtime.kv_store import allocate, bytes_per_block
-from model_runtime.memory import PoolSize, model_length, rope_bytes, size_pool
+from model_runtime.memory import PoolSize, rope_bytes, size_pool
 from model_runtime.ops import describe, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.runner import Runner
@@ -76,14 +76,15 @@ def _block_bytes(config: ModelConfig, block_size: int) -> int:
 def _size(
     config: ModelConfig, weight_bytes: int, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int
 ) -> PoolSize:
-    """The pool beside what stays in memory: the weights and the table of rotations."""
+    """The pool beside the weights and the table of rotations."""
     return size_pool(
         config,
         runtime,
         scheduler,
         budget=budget,
-        weight_bytes=weight_bytes + rope_bytes(config, model_length(config, runtime)),
+        weight_bytes=weight_bytes,
         block_bytes=_block_bytes(config, scheduler.block_size),
+        position_bytes=rope_bytes(config),
     )
 
 

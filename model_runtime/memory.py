@@ -40,9 +40,9 @@ def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
     return FLOAT_BYTES * max(layer, head)
 
 
-def rope_bytes(config: ModelConfig, positions: int) -> int:
-    """A cosine and a sine for each rotated pair of channels at each position."""
-    return FLOAT_BYTES * config.rope.rotary_dim * positions
+def rope_bytes(config: ModelConfig) -> int:
+    """A cosine and a sine for each rotated pair of channels; at every position."""
+    return FLOAT_BYTES * config.rope.rotary_dim
 
 
 def model_length(config: ModelConfig, runtime: RuntimeConfig) -> int:
@@ -62,19 +62,23 @@ def size_pool(
     budget: int,
     weight_bytes: int,
     block_bytes: int,
+    position_bytes: int = 0,
 ) -> PoolSize:
     """How many KV blocks of `block_bytes` to reserve: `num_kv_blocks`, or what the budget leaves, but no more than
-    max_num_seqs sequences of full length can use. Raises PlanError where not even one such sequence fits."""
+    max_num_seqs sequences of full length can use. Tables take `position_bytes` for each position of the longest
+    sequence. Raises PlanError where not even one such sequence fits."""
     max_model_len = model_length(config, runtime)
     blocks_needed = -(-max_model_len // scheduler.block_size)
     activations = activation_bytes(config, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
-    affordable = max(0, budget - weight_bytes - activations) // block_bytes
+    room = max(0, budget - weight_bytes - activations)
+    affordable = max(0, room - position_bytes * max_model_len) // block_bytes
     num_blocks = runtime.num_kv_blocks or min(affordable, blocks_needed * scheduler.max_num_seqs)
     if num_blocks >= blocks_needed:
         return PoolSize(num_blocks=num_blocks, max_model_len=max_model_len)
     option = "num_kv_blocks" if runtime.num_kv_blocks else "memory_budget"
     given = f"{num_blocks}" if runtime.num_kv_blocks else _mb(budget)
-    largest = num_blocks * scheduler.block_size
+    fitting = runtime.num_kv_blocks or room // (block_bytes + position_bytes * scheduler.block_size)
+    largest = fitting * scheduler.block_size
     raise PlanError(
         f"one sequence of max_model_len {max_model_len} tokens needs {blocks_needed} KV blocks of {_mb(block_bytes)}, "
         f"and there is room for {num_blocks} ({option} {given}, weights {_mb(weight_bytes)}, activations "

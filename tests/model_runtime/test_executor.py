@@ -218,7 +218,7 @@ def test_tables_of_positions_are_no_longer_than_what_is_served(tmp_path: Path) -
     served = RuntimeConfig(num_kv_blocks=4, max_model_len=64)
     executor = load_executor(tmp_path, served, SchedulerConfig(), lambda stage, fraction: None)
     assert executor.info.max_model_len == 64
-    with pytest.raises(PlanError, match=r"max_model_len 1000000000000 .*raise memory_budget"):
+    with pytest.raises(PlanError, match=r"max_model_len 1000000000000 .*raise memory_budget, or set max_model_len"):
         load_executor(tmp_path, RuntimeConfig(), SchedulerConfig(), lambda stage, fraction: None)
 
 
