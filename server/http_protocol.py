@@ -7,10 +7,13 @@ API process; `server/api_process.py` gives it to uvicorn. The limits of bodies a
 import asyncio
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import ApiError, BadRequest, DeadlineExceeded, HeadTooLarge
 from server.middleware import error_response_messages
+
+MAX_PIPELINED = 16
+"""Requests that may wait behind the one being answered while more is read. Who does not read sees no client leave."""
 
 _OFFERS = (b"upgrade", b"http2-settings")
 """Headers of an offer to change the protocol, and their names in Connection: HTTP lets a server pass over it."""
@@ -44,6 +47,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _all_head = True
     """The data being read belong to one unfinished head."""
     _timer: asyncio.TimerHandle | None = None
+    _answered: RequestResponseCycle | None = None
+    """The request being answered; `cycle` is the newest one, which may wait behind it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
@@ -53,6 +58,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self._stop_timer()
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -97,6 +105,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._count(len(self.url) + sum(len(name) + len(value) for name, value in self.headers))
         if not self.transport.is_closing():
             super().on_headers_complete()
+            if not self.pipeline:
+                self._answered = self.cycle
+            elif len(self.pipeline) <= MAX_PIPELINED:
+                self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """Called by a request when its answer is complete."""
+        self._answered = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""

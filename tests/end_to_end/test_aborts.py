@@ -1,5 +1,8 @@
 """Clients that go away, in the queue, in prefill and in decode: everything that they held is free at once."""
 
+import socket
+import time
+
 import pytest
 
 from tests.end_to_end.conftest import Server
@@ -76,6 +79,22 @@ def test_x05_each_abort_is_counted_once(server: Server, n: int) -> None:
     }
     count = server.metrics()["e2e_request_latency_seconds_count"] - before["e2e_request_latency_seconds_count"]
     assert count == 14 * n
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("pipelined", [1, 16])
+def test_leaving_with_requests_in_the_pipe(server: Server, stream: bool, pipelined: int) -> None:
+    """The connection's newest request is not the one that is being answered."""
+    server.wait_for(server.is_idle, 10, "idleness")
+    body = {"model": server.model, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": stream}
+    wire = exchange(COMPLETIONS, None, **body).wire().replace(b"connection: close\r\n", b"")
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(wire)
+        server.wait_for(lambda: server.progress()["running"] == 1, 10, "the first request's start")
+        connection.sendall(wire * pipelined)
+        time.sleep(0.1)
+    server.wait_for(server.is_idle, SECONDS_UNTIL_FREE, "release of what the connection's requests held")
 
 
 def test_stop_string_frees_the_sequence(server: Server) -> None:
