@@ -129,6 +129,8 @@ class Supervisor:
     def _api_ended(self, code: int) -> int:
         if self._drain_deadline is not None and code == 0:
             return 0
+        if code == EXIT_BAD_CONFIGURATION:
+            return code  # it has said what is wrong
         logger.error("the API process ended (%s); stopping", _describe(code))
         return 1 if code == 0 else abs(code)
 

@@ -156,8 +156,8 @@ def test_port_in_use_is_said_plainly() -> None:
         command = [sys.executable, "-m", "server.cli", "serve", "--port", port]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
-    assert f"cannot listen on 127.0.0.1 port {port}" in result.stderr
-    assert "Traceback" not in result.stderr
+    reason = f"firstlight: cannot listen on 127.0.0.1 port {port}"
+    assert [line.startswith(reason) for line in result.stderr.splitlines()] == [True], "one line, and nothing else"
 
 
 def test_a_path_too_long_for_sockets_is_said_plainly(tmp_path: Path) -> None:
@@ -176,6 +176,7 @@ def test_a_path_too_long_for_sockets_is_said_plainly(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["/nowhere/at/all"], "neither a folder"),
+        (["/nowhere/at/all", "--served-model-name", "mine"], "neither a folder"),
         (["--max-num-seqs", "0"], "max_num_seqs must be positive"),
         (["--max-num-seqs", "many"], "--max-num-seqs"),
         (["--memory-budget", "1MiB"], "memory_budget"),
