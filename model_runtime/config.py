@@ -20,6 +20,10 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firstlight"
 
 
+MAX_THREADS = 1024
+"""More than any machine has cores; far more end the engine, since the system refuses to make them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
     """How the engine runs a model."""
@@ -48,6 +52,8 @@ class RuntimeConfig:
         for name in ("max_model_len", "memory_budget", "num_kv_blocks", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if self.threads > MAX_THREADS:
+            raise ValueError(f"threads must be at most {MAX_THREADS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

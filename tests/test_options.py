@@ -59,6 +59,7 @@ def test_sizes(text: str, size: int) -> None:
         (["--max-queued-tokens", "9" * 400], {}, "--max-queued-tokens"),
         (["--body-timeout", "nan"], {}, "--body-timeout"),
         (["--stall-timeout", "inf"], {}, "--stall-timeout"),
+        (["--threads", "1025"], {}, "threads must be at most 1024"),
         (["--api-key", ""], {}, "--api-key: must not be empty"),
         ([], {"FIRSTLIGHT_API_KEY": " , "}, "FIRSTLIGHT_API_KEY: must not be empty"),
         (["--config", "/nowhere.yaml"], {}, "/nowhere.yaml"),
