@@ -1,6 +1,7 @@
 """The command `firstlight`: serve, chat, doctor. Parses, then hands over; each command lives in its own module."""
 
 import argparse
+import importlib.metadata
 import logging
 import os
 import sys
@@ -23,6 +24,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve open language models over OpenAI-style REST and SSE.",
         epilog="Every option of serve can also be given as a FIRSTLIGHT_* variable or in a YAML file (--config).",
     )
+    parser.add_argument("--version", action="version", version=f"firstlight {importlib.metadata.version('firstlight')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve",

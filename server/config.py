@@ -4,7 +4,7 @@ Parsed in the supervisor; handed to the API and engine processes as one JSON lin
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -79,11 +79,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             option.add_to(group)
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """YAML whose mappings name each key once; '-' and '_' are the same in a key."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        """Raises yaml.YAMLError for a key that comes twice."""
+        keys = [str(key.value).replace("-", "_") for key, _ in node.value]
+        if twice := sorted({key for key in keys if keys.count(key) > 1}):
+            raise yaml.YAMLError(f"{twice[0]} is given twice")
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: str | None) -> dict[str, object]:
     if path is None:
         return {}
     try:
-        document = yaml.safe_load(Path(path).read_text())
+        document = yaml.load(Path(path).read_text(), Loader=_StrictLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise OptionError(f"cannot read the configuration file {path}: {error}") from None
     if not isinstance(document, dict | None):

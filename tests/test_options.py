@@ -71,7 +71,19 @@ def test_errors_name_their_source(arguments: list[str], environment: dict[str, s
 
 
 @pytest.mark.parametrize(
-    "text", ["prot: 1", "- a\n- b", "port: [1, 2]", "port: {a: 1}", "port:", "model:", "a: b: c", "\x00"]
+    "text",
+    [
+        "prot: 1",
+        "- a\n- b",
+        "port: [1, 2]",
+        "port: {a: 1}",
+        "port:",
+        "model:",
+        "a: b: c",
+        "port: 1\nport: 2",
+        "max-num-seqs: 1\nmax_num_seqs: 1",
+        "\x00",
+    ],
 )
 def test_bad_files_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "serve.yaml"

@@ -115,7 +115,8 @@ def _folder_template(folder: Path, config: dict[str, object]) -> str | None:
             raise CheckpointError(f"{path} is not UTF-8 text: {error}") from None
     template = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(template, list):
-        template = next((named["template"] for named in template if named.get("name") == "default"), None)
+        named = [entry for entry in template if isinstance(entry, dict)]
+        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 
