@@ -1,6 +1,13 @@
-"""What must be set before the first test module imports torch."""
+"""What must be set before the first test module imports torch, and for every property test."""
 
 import os
 
+from hypothesis import settings
+
 # As the supervisor sets it for the engine: threads that spin for work make each other wait where cores are busy.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# The same examples in every run: a property that fails is a fault to mend, not a run to repeat. To look for new
+# examples, run with --hypothesis-profile=default.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
