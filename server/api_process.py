@@ -10,6 +10,7 @@ import logging
 import socket
 import sys
 import time
+from collections.abc import Iterator
 
 import uvicorn
 import uvloop
@@ -54,6 +55,11 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, client: EngineClient) -> None:
         super().__init__(config)
         self._client = client
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: signals are the supervisor's business (see `child.start_child`)."""
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called when the server stops listening."""

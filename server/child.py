@@ -7,6 +7,7 @@ means that the supervisor is gone, however it died, and the child ends at once. 
 import logging
 import os
 import shutil
+import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -62,7 +63,13 @@ def _leave_when_orphaned(run_dir: Path) -> None:
 
 
 def start_child(title: str) -> ChildStart:
-    """Read the configuration, set up logging, name the process and watch for the supervisor's end."""
+    """Read the configuration, set up logging, name the process and watch for the supervisor's end.
+
+    Only the supervisor takes orders: a service manager that signals every process of the group must not cut answers off
+    while the supervisor drains.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     setproctitle.setproctitle(f"firstlight: {title}")
     config = from_json(_read_line())
     run_dir = Path(sys.argv[1])

@@ -62,15 +62,13 @@ class Child:
         """None while it runs; negative is the signal that ended it."""
         return self.process.poll()
 
-    def end(self) -> None:
-        """SIGTERM, and SIGKILL when that does not help."""
-        if self.exit_code is None:
-            self.process.terminate()
-            try:
-                self.process.wait(KILL_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+    def end(self, grace: float) -> None:
+        """Wait up to `grace` seconds for it to end by itself, then SIGKILL: children do not heed SIGTERM."""
+        try:
+            self.process.wait(grace)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self._pipe.close()
 
 
@@ -108,8 +106,9 @@ class Supervisor:
                 pass
             return code
         finally:
-            for child in (self._api, self._engine):
-                child.end()
+            self._send(wire.Drain(0.0))
+            self._api.end(KILL_GRACE_SECONDS)
+            self._engine.end(0.0)
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -180,7 +179,7 @@ class Supervisor:
         delay = BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
         self._failures += 1
         self._restart_at = now + delay
-        self._engine.end()
+        self._engine.end(0.0)
         reason = f"the engine ended ({_describe(code)}) and is being restarted"
         logger.error("%s in %.1f s", reason, delay)
         self._send(wire.EngineDown(self._generation, reason))

@@ -97,7 +97,8 @@ def test_sigterm_drains(own_server: Server) -> None:
     with own_server.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
         events = sse_events(response.iter_lines())
         next(events)
-        own_server.process.send_signal(signal.SIGTERM)
+        for process in (*own_server.children().values(), own_server.process):  # as service managers do
+            process.send_signal(signal.SIGTERM)
         own_server.wait_for(lambda: not own_server.is_ready(), 2, "unreadiness")
         refused = httpx.post(own_server.url + "/v1/completions", json=body, timeout=10)
         assert refused.status_code == 503
