@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -10,6 +11,7 @@ from server.errors import Unavailable
 from tests.server.fakes import MAX_MODEL_LEN, TOKENIZER, Exchange, FakeEngine, call, chat, make_app, run
 
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 BIG = 27 * 1024 * 1024
 
 
@@ -115,27 +117,28 @@ def test_unavailable(path: str) -> None:
     assert int(answer.headers["retry-after"]) >= 1
 
 
-def big(kind: str) -> tuple[str, bytes]:
-    """(path, body of 27 MB)."""
-    return {
-        "prompt": ("/v1/completions", b'{"model": "tiny", "prompt": "' + b"x " * (BIG // 2) + b'"}'),
-        "escaped": ("/v1/completions", b'{"model": "tiny", "prompt": "' + b"\\u0041" * (BIG // 6) + b'"}'),
-        "ids": ("/v1/completions", b'{"model": "tiny", "prompt": [5' + b",5" * (BIG // 2) + b"]}"),
-        "lists": ("/v1/completions", b'{"model": "tiny", "prompt": [[5]' + b",[5]" * (BIG // 4) + b"]}"),
-        "strings": ("/v1/completions", b'{"model": "tiny", "prompt": ["x"' + b',"x"' * (BIG // 4) + b"]}"),
-        "content": (CHAT, b'{"model": "tiny", "messages": [{"role": "user", "content": "' + b"x" * BIG + b'"}]}'),
-        "messages": (CHAT, b'{"model": "tiny", "messages": [{}' + b",{}" * (BIG // 3) + b"]}"),
-        "names": ("/v1/completions", b'{"model": "tiny"' + b"".join(b',"%07d":1' % i for i in range(BIG // 12)) + b"}"),
-        "tokens": ("/detokenize", b'{"model": "tiny", "tokens": [5' + b",5" * (BIG // 2) + b"]}"),
-    }[kind]
+BIG_BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "prompt": (COMPLETIONS, lambda: b'{"model": "tiny", "prompt": "' + b"x " * (BIG // 2) + b'"}'),
+    "escaped": (COMPLETIONS, lambda: b'{"model": "tiny", "prompt": "' + b"\\u0041" * (BIG // 6) + b'"}'),
+    "ids": (COMPLETIONS, lambda: b'{"model": "tiny", "prompt": [5' + b",5" * (BIG // 2) + b"]}"),
+    "lists": (COMPLETIONS, lambda: b'{"model": "tiny", "prompt": [[5]' + b",[5]" * (BIG // 4) + b"]}"),
+    "strings": (COMPLETIONS, lambda: b'{"model": "tiny", "prompt": ["x"' + b',"x"' * (BIG // 4) + b"]}"),
+    "content": (CHAT, lambda: b'{"model": "tiny", "messages": [{"role": "user", "content": "' + b"x" * BIG + b'"}]}'),
+    "messages": (CHAT, lambda: b'{"model": "tiny", "messages": [{}' + b",{}" * (BIG // 3) + b"]}"),
+    "names": (
+        COMPLETIONS,
+        lambda: b'{"model": "tiny"' + b"".join(b',"%07d":1' % i for i in range(BIG // 12)) + b"}",
+    ),
+    "tokens": ("/detokenize", lambda: b'{"model": "tiny", "tokens": [5' + b",5" * (BIG // 2) + b"]}"),
+}
+"""Path and body of 27 MB."""
 
 
-@pytest.mark.parametrize(
-    "kind", ["prompt", "escaped", "ids", "lists", "strings", "content", "messages", "tokens", "names"]
-)
+@pytest.mark.parametrize("kind", BIG_BODIES)
 def test_a_huge_body_is_refused_without_blocking_others(kind: str) -> None:
     app = make_app(FakeEngine(), access_log=False)
-    path, raw = big(kind)
+    path, make = BIG_BODIES[kind]
+    raw = make()
 
     async def longest_pause() -> float:
         """In seconds of this process's work, whatever else the machine does."""
@@ -163,14 +166,18 @@ def test_a_huge_body_is_refused_without_blocking_others(kind: str) -> None:
 )
 def test_a_body_with_many_faults_is_refused_at_the_first(raw: bytes) -> None:
     app = make_app(FakeEngine(), access_log=False)
-    begun = time.process_time()
-    answer = run(call(app, "POST", CHAT, raw))
-    assert time.process_time() - begun < 0.1
-    assert (answer.status, len(answer.body) < 300) == (400, True)
+    spent = []
+    for _ in range(3):  # the quickest: a busy sibling core doubles the time that any work takes
+        begun = time.process_time()
+        answer = run(call(app, "POST", CHAT, raw))
+        spent.append(time.process_time() - begun)
+        assert (answer.status, len(answer.body) < 300) == (400, True)
+    assert min(spent) < 0.1
 
 
 def test_a_huge_prompt_gets_both_numbers() -> None:
-    path, raw = big("prompt")
+    path, make = BIG_BODIES["prompt"]
+    raw = make()
     error = run(call(make_app(FakeEngine()), "POST", path, raw)).error
     assert (error["code"], error["param"], error["n_ctx"]) == ("context_length_exceeded", "prompt", MAX_MODEL_LEN)
     assert error["n_prompt_tokens"] >= BIG // TOKENIZER.max_token_bytes
