@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from pydantic.config import JsonDict
 
 from server.errors import BadRequest
-from server.schema.common import GenerationBody
+from server.schema.common import INT32_MAX, GenerationBody
 
 MAX_TOP_LOGPROBS = 20
 
@@ -94,6 +94,8 @@ class ChatBody(GenerationBody):
     """POST /v1/chat/completions"""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
+    max_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX, description="wins over max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -107,6 +109,3 @@ class ChatBody(GenerationBody):
         super().check_together(max_sequences)
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
-        if self.token_limit == 0:
-            name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-            raise BadRequest(f"{name} must be at least 1.", param=name)
