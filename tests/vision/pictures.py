@@ -1,50 +1,79 @@
-"""Test pictures, and the comparison of a recipe with a Pillow processor of transformers."""
+"""Makes image files for the tests: with Pillow, and PNG chunk by chunk where Pillow cannot write what is wanted."""
 
-from collections.abc import Iterator
+import struct
+import zlib
+from io import BytesIO
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 from PIL import Image
 
-SIZES = (
-    *((1, 1), (1, 2), (2, 1), (1, 40), (40, 1), (3, 3), (3, 17), (17, 3), (4, 4), (5, 7), (7, 5), (13, 14), (14, 14)),
-    *((15, 14), (16, 16), (17, 16), (20, 90), (27, 28), (28, 28), (28, 29), (29, 56), (31, 33), (32, 32), (33, 32)),
-    *((40, 30), (41, 83), (48, 48), (50, 49), (55, 57), (56, 56), (56, 112), (57, 57), (60, 300), (63, 64), (64, 64)),
-    *((65, 63), (66, 131), (70, 40), (75, 100), (80, 80), (84, 84), (90, 20), (96, 96), (97, 41), (99, 101), (100, 75)),
-    *(
-        (111, 113),
-        (112, 56),
-        (112, 112),
-        (120, 30),
-        (127, 129),
-        (128, 64),
-        (130, 131),
-        (140, 140),
-        (150, 50),
-        (160, 90),
-    ),
-    *((181, 179), (200, 200), (224, 224), (240, 135), (300, 60), (333, 111), (336, 336), (401, 399)),
-)
-"""(height, width)."""
+Pixels = npt.NDArray[np.uint8]
 
 
-def picture(height: int, width: int, seed: int) -> NDArray[np.uint8]:
-    """uint8 [height, width, 3]: noise, a gradient, or blocks of flat colour, by the seed."""
-    draw = np.random.default_rng(seed)
-    if seed % 3 == 0:
-        return draw.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    rows, cols = np.mgrid[0:height, 0:width]
-    channels = [rows * 255 // height, cols * 255 // width, (rows + cols) * 255 // (height + width)]
-    gradient = np.stack(channels, axis=-1).astype(np.uint8)
-    return gradient if seed % 3 == 1 else (gradient // 64 * 85).astype(np.uint8)
+def noise(height: int, width: int, channels: int = 3, *, seed: int = 0) -> Pixels:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
-def pictures(sizes: tuple[tuple[int, int], ...] = SIZES) -> Iterator[NDArray[np.uint8]]:
-    """One picture a size."""
-    for seed, (height, width) in enumerate(sizes):
-        yield picture(height, width, seed)
+def smooth(height: int, width: int) -> Pixels:
+    """Gradients without symmetry, which lossy formats keep closely."""
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack([y * 255 // height, x * 255 // width, (2 * y + x) * 255 // (2 * height + width)], -1).astype(
+        np.uint8
+    )
 
 
-def as_pil(image_HWC: NDArray[np.uint8]) -> Image.Image:
-    """What the processors take without guessing which axis is the channel."""
-    return Image.fromarray(image_HWC)
+def save(image: Image.Image, name: str, **options: object) -> bytes:
+    file = BytesIO()
+    image.save(file, name, **options)
+    return file.getvalue()
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(
+    size: tuple[int, int], bits: int, colour: int, rows: list[bytes], *, extra: bytes = b"", late: bytes = b""
+) -> bytes:
+    """`size` is width, height; `rows` packed samples; `extra` chunks before and `late` chunks after the pixels."""
+    head = struct.pack(">IIBBBBB", *size, bits, colour, 0, 0, 0)
+    body = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return PNG_MAGIC + chunk(b"IHDR", head) + extra + chunk(b"IDAT", body) + late + chunk(b"IEND", b"")
+
+
+def png_bomb(side: int) -> bytes:
+    """A valid 1-bit PNG of side x side zeros; the compressed stream is one piece repeated."""
+    total = (side // 8 + (side % 8 > 0) + 1) * side
+    squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)
+    piece = 1 << 20
+    block = squeeze.compress(bytes(piece)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    last = zlib.compressobj(9, zlib.DEFLATED, -15)
+    rest = last.compress(bytes(total % piece)) + last.flush()
+    body = b"\x78\xda" + block * (total // piece) + rest + struct.pack(">I", (total % 65521) << 16 | 1)
+    head = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return PNG_MAGIC + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def exif(orientation: int) -> bytes:
+    """An EXIF block with one entry, without the "Exif" header."""
+    return b"II*\0" + struct.pack("<IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+
+FILES: dict[str, bytes] = {
+    "png": save(Image.fromarray(noise(41, 67)), "PNG"),
+    "png-palette": save(Image.fromarray(noise(41, 67)).quantize(32), "PNG", transparency=3),
+    "jpeg": save(Image.fromarray(noise(41, 67)), "JPEG"),
+    "jpeg-progressive": save(Image.fromarray(noise(41, 67)), "JPEG", progressive=True),
+    "webp": save(Image.fromarray(noise(41, 67)), "WEBP"),
+    "webp-lossless": save(Image.fromarray(noise(41, 67, 4)), "WEBP", lossless=True, exact=True),
+    "gif": save(Image.fromarray(noise(41, 67)).quantize(256), "GIF"),
+    "bmp": save(Image.fromarray(noise(41, 67)), "BMP"),
+    "tiff": save(Image.fromarray(noise(41, 67)), "TIFF"),
+    "tiff-lzw": save(Image.fromarray(noise(41, 67)), "TIFF", compression="tiff_lzw"),
+    "tiff-jpeg": save(Image.fromarray(noise(41, 67)), "TIFF", compression="jpeg"),
+    "avif": save(Image.fromarray(noise(41, 67)), "AVIF"),
+}
+"""One file of each kind, 67 wide and 41 high."""
