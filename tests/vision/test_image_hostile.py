@@ -193,7 +193,7 @@ def test_work_that_a_file_can_ask_for_is_bounded() -> None:
 
 
 def test_warnings_of_pillow_never_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TIFF metadata that is truncated, too long or beyond the file; an invalid APNG; broken EXIF; sizes that Pillow warns of."""
+    """TIFF metadata that is truncated, too long or beyond the file; an invalid APNG; broken EXIF; large sizes."""
     tiff = bytearray(FILES["tiff"])
     directory = struct.unpack_from("<I", tiff, 4)[0]
     odd = bytearray(tiff)
