@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tests.vision.pictures import SIZES, as_pil, picture, pictures
+from tests.vision.preprocess_pictures import SIZES, as_pil, picture, pictures
 from vision.preprocess import qwen2_vl
 from vision.preprocess.common import ImageShapeError
 from vision.preprocess.values import Values

@@ -11,7 +11,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from tests.vision.pictures import SIZES, as_pil, picture, pictures
+from tests.vision.preprocess_pictures import SIZES, as_pil, picture, pictures
 from vision.preprocess import idefics3, internvl, llava_next
 from vision.preprocess.common import Recipe
 from vision.preprocess.values import PreprocessorError, Values

@@ -8,7 +8,7 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from tests.vision.pictures import SIZES, as_pil, picture, pictures
+from tests.vision.preprocess_pictures import SIZES, as_pil, picture, pictures
 from vision.preprocess import clip, pixtral
 from vision.preprocess.common import ImageShapeError, Recipe
 from vision.preprocess.values import PreprocessorError, Values
