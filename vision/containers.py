@@ -11,7 +11,7 @@ import zlib
 from vision.errors import CorruptImage, UnsupportedImage
 
 MAX_PNG_CHUNKS = 65_536
-MAX_JPEG_SCANS = 40
+MAX_JPEG_SCANS = 30
 """A progressive file has about ten; each further one costs a pass over all pixels however short it is."""
 
 PNG_CHECKED = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")

@@ -25,7 +25,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from vision.colours import on_white, raw_mode
+from vision.colours import fill_on_white, raw_mode
 from vision.containers import check_whole, sniff, webp_size
 from vision.errors import CorruptImage, ImageTooLarge, UnsupportedImage
 from vision.limits import ImageLimits
@@ -58,16 +58,18 @@ DECODE_ERRORS = (
 """What Pillow's plugins raise on broken files. They parse in Python, so it is nearly everything."""
 
 ORIENTATION = 0x0112
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+SIDEWAYS = (5, 6, 7, 8)
+"""Orientations whose stored rows are upright columns."""
+UNCHANGED, REVERSED = slice(None), slice(None, None, -1)
+MIRRORED = {
+    2: (UNCHANGED, REVERSED),
+    3: (REVERSED, REVERSED),
+    4: (REVERSED, UNCHANGED),
+    6: (REVERSED, UNCHANGED),
+    7: (REVERSED, REVERSED),
+    8: (UNCHANGED, REVERSED),
 }
-"""EXIF orientation -> what makes the image upright."""
+"""Orientation -> where stored rows and columns go in the upright image, after its transposition if it is sideways."""
 
 PILLOW_MODULES = r"PIL\."
 IGNORED_WARNINGS = ("ignore", None, Warning, re.compile(PILLOW_MODULES), 0)
@@ -98,12 +100,14 @@ def decode(data: bytes, limits: ImageLimits) -> DecodedImage:
         with plugin(BytesIO(data)) as image:
             _check_size(image.size, limits)
             check_whole(data, name)
-            rgb = np.asarray(_upright_rgb(image))
+            rgb = _upright_rgb(image)
     except Image.DecompressionBombError as error:
         raise ImageTooLarge("The image has more pixels than the decoder allows") from error
     except DECODE_ERRORS as error:
         raise CorruptImage(f"The {name} file is truncated or broken: {str(error)[:80]}") from error
-    return DecodedImage(rgb, hashlib.sha256(struct.pack("<II", *rgb.shape[:2]) + rgb.tobytes()).digest())
+    digest = hashlib.sha256(struct.pack("<II", *rgb.shape[:2]))
+    digest.update(rgb.data)
+    return DecodedImage(rgb, digest.digest())
 
 
 def _plugin(name: str) -> type[ImageFile.ImageFile]:
@@ -125,13 +129,18 @@ def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
         raise ImageTooLarge(f"The image is {width} x {height}; the limit is {limits.max_image_pixels} pixels")
 
 
-def _upright_rgb(image: ImageFile.ImageFile) -> Image.Image:
-    """Loads the first frame. TIFF's plugin turns its image itself."""
+def _upright_rgb(image: ImageFile.ImageFile) -> npt.NDArray[np.uint8]:
+    """Loads the first frame; its rows are written to where they belong in the upright result. TIFF's plugin turns its
+    image itself."""
     raw = raw_mode(image)
     image.load()
     orientation = 1 if isinstance(image, TiffImageFile) else _orientation(image)
-    rgb = on_white(image, raw)
-    return rgb.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else rgb
+    width, height = image.size
+    rgb = np.empty((width, height, 3) if orientation in SIDEWAYS else (height, width, 3), np.uint8)
+    stored = rgb.transpose(1, 0, 2) if orientation in SIDEWAYS else rgb
+    fill_on_white(image, raw, stored[MIRRORED.get(orientation, (UNCHANGED, UNCHANGED))])
+    rgb.setflags(write=False)
+    return rgb
 
 
 def _orientation(image: Image.Image) -> int:

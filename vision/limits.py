@@ -15,7 +15,7 @@ class ImageLimits:
         metadata={"help": "bytes of one image file, as sent or fetched; larger ones are refused"},
     )
     max_image_pixels: int = field(
-        default=32_000_000, metadata={"help": "width times height of one image; checked before anything is decoded"}
+        default=25_000_000, metadata={"help": "width times height of one image; checked before anything is decoded"}
     )
     max_image_side: int = field(default=16_384, metadata={"help": "width or height of one image, in pixels"})
     media_fetch_seconds: float = field(
