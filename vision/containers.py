@@ -38,7 +38,7 @@ REFUSED = (
 )
 """Named in the message, so that a client sees what it sent."""
 
-JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
+JPEG_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 
 
