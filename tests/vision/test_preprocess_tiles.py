@@ -52,7 +52,7 @@ IDEFICS_CONFIGS = (
 INTERNVL_CONFIGS = (
     {"size": {"height": 28, "width": 28}, "crop_to_patches": True},
     {"size": {"height": 24, "width": 30}, "crop_to_patches": True, "min_patches": 2, "max_patches": 6, "resample": 2},
-    {"size": {"height": 28, "width": 28}},
+    {"size": {"height": 28, "width": 28}, "crop_to_patches": True, "max_patches": 1},
 )
 
 

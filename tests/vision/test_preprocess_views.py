@@ -83,10 +83,10 @@ def test_a_line_is_refused_before_it_becomes_gigabytes() -> None:
     recipe = clip.read_clip(Values({"size": 336, "crop_size": 336}))
     line = picture(1, 4000, 0)
     for call in (lambda: recipe.layout(1, 4000), lambda: recipe.pixels(line)):
-        with pytest.raises(ImageShapeError, match=r"4000 x 1 pixels would be resized to 1344000 x 336.*67108864"):
+        with pytest.raises(ImageShapeError, match=r"4000 x 1 pixels would be resized to 1344000 x 336.*16777216"):
             call()
     padded = clip.read_llava(Values({"size": 336, "crop_size": 336, "do_pad": True}))
-    with pytest.raises(ImageShapeError, match="9000 x 1 pixels would be resized to 9000 x 9000"):
+    with pytest.raises(ImageShapeError, match=r"9000 x 1 pixels would be resized to 9000 x 9000.*67108864"):
         padded.layout(1, 9000)
     with pytest.raises(ImageShapeError, match="nothing"):
         pixtral.read(Values({}), 16).pixels(line)
@@ -109,8 +109,3 @@ def test_a_line_is_refused_before_it_becomes_gigabytes() -> None:
 def test_wrong_configurations_name_the_key(config: dict[str, object], message: str) -> None:
     with pytest.raises(PreprocessorError, match=message):
         clip.read_clip(Values(config))
-
-
-def test_pan_and_scan_is_refused() -> None:
-    with pytest.raises(PreprocessorError, match="do_pan_and_scan must be false"):
-        clip.read_gemma3(Values({"do_pan_and_scan": True}))

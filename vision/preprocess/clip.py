@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from vision.preprocess.common import (
+    MAX_SQUARE_PIXELS,
     Finish,
     Float,
     Layout,
@@ -38,7 +39,7 @@ class OneView:
         height, width = image_height, image_width
         if self.square:
             height = width = max(image_height, image_width)
-            check_size(image_height, image_width, height, width)
+            check_size(image_height, image_width, height, width, most=MAX_SQUARE_PIXELS)
         height, width = target_size(height, width, self.target)
         check_size(image_height, image_width, height, width)
         if self.crop is not None:
@@ -105,7 +106,5 @@ def read_siglip(values: Values) -> OneView:
 
 
 def read_gemma3(values: Values) -> OneView:
-    """Gemma3ImageProcessor without pan and scan, which is refused."""
-    if values.flag("do_pan_and_scan", False):
-        values.fail("do_pan_and_scan", "false")
+    """Gemma3ImageProcessor without pan and scan, which Gemma 3's processor turns off whatever the file says."""
     return _read_exact(values, Image.Resampling.BILINEAR)

@@ -21,8 +21,11 @@ from vision.errors import ImageError
 UInt8 = NDArray[np.uint8]
 Float = NDArray[np.float32]
 
-MAX_RESIZED_PIXELS = 1 << 26
-"""Pixels of an intermediate image: recipes that scale the shortest edge would make gigabytes of a one-pixel line."""
+MAX_RESIZED_PIXELS = 1 << 24
+"""Pixels of a resized image (4096 x 4096): recipes that scale the shortest edge would make gigabytes of a line."""
+
+MAX_SQUARE_PIXELS = 1 << 26
+"""Pixels of an image that is padded to a square before it is resized: room for a photograph of 40 megapixels."""
 
 
 class ImageShapeError(ImageError):
@@ -101,12 +104,12 @@ Target = int | tuple[int, int]
 """The size to scale to: the shortest edge, the other following, or exactly (height, width)."""
 
 
-def check_size(image_height: int, image_width: int, height: int, width: int) -> None:
-    """Raises ImageShapeError if a side would vanish or the resized image would not be worth its memory."""
-    if height < 1 or width < 1 or height * width > MAX_RESIZED_PIXELS:
+def check_size(image_height: int, image_width: int, height: int, width: int, *, most: int = MAX_RESIZED_PIXELS) -> None:
+    """Raises ImageShapeError if a side would vanish or the new image would have more than `most` pixels."""
+    if height < 1 or width < 1 or height * width > most:
         raise ImageShapeError(
             f"an image of {image_width} x {image_height} pixels would be resized to {width} x {height} for this model, "
-            f"which is {'nothing' if height < 1 or width < 1 else f'more than {MAX_RESIZED_PIXELS} pixels'}"
+            f"which is {'nothing' if height < 1 or width < 1 else f'more than {most} pixels'}"
         )
 
 
@@ -141,7 +144,7 @@ def pad_to_square(image_HWC: UInt8, mean: Sequence[float]) -> UInt8:
     """uint8 [S, S, 3]: the image in the middle of a square of its longer side, in the mean colour (values 0 to 1)."""
     height, width = image_HWC.shape[:2]
     side = max(height, width)
-    check_size(height, width, side, side)
+    check_size(height, width, side, side, most=MAX_SQUARE_PIXELS)
     square_HWC = np.empty((side, side, 3), np.uint8)
     square_HWC[:] = [int(value * 255) for value in mean]
     top, left = (side - height) // 2, (side - width) // 2

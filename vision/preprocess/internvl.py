@@ -65,9 +65,10 @@ class InternVL:
 
 
 def read(values: Values) -> InternVL:
-    """GotOcr2ImageProcessor; one view unless `crop_to_patches`. Raises PreprocessorError."""
+    """GotOcr2ImageProcessor with `crop_to_patches`, which InternVL's processor turns on whatever the file says. Raises
+    PreprocessorError."""
     height, width = values.square_or_pair("size", (384, 384))
-    most = values.integer("max_patches", 12, most=MAX_TILES) if values.flag("crop_to_patches", False) else 1
+    most = values.integer("max_patches", 12, most=MAX_TILES)
     least = values.integer("min_patches", 1, most=MAX_TILES)
     if most > 1 and least > most:
         values.fail("min_patches", f"at most max_patches, {most}")
