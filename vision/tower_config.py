@@ -17,6 +17,11 @@ class VisionWeightsError(ValueError):
 
 
 Norm = Literal["layer", "rms"]
+Axial = Literal["shared", "staggered", "interleaved"]
+"""How a head's angles divide between row and column: halves with the same frequencies, halves with the even and the odd
+ones (Pixtral), or column and row in turn over neighbouring numbers (MoonViT)."""
+Layout = Literal["cells", "rows", "pixels"]
+"""How one image arrives: patches cell by cell, patches row by row, or pixels [C, H, W]."""
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 
 
@@ -122,14 +127,16 @@ class PackedConfig:
     merge_size: int
     """Patches come in blocks of merge_size x merge_size; 1 is plain rows."""
     rope_theta: float
-    staggered_rope: bool = False
-    """Rows and columns take the even and the odd frequencies (Pixtral), rather than the same ones."""
-    takes_pixels: bool = False
-    """Images arrive as pixels [C, H, W] rather than as patches."""
+    axial: Axial = "shared"
+    layout: Layout = "cells"
     pre_norm_key: str | None = None
+    final_norm_key: str | None = None
     position_key: str | None = None
-    """A learned square of positions, resampled bilinearly (corners aligned) to each image."""
+    """A learned square of positions, resampled to each image: bilinearly with corners aligned, unless bicubic."""
     position_side: int = 0
+    position_bicubic: bool = False
+    position_rank: int = 2
+    """3 if the checkpoint holds the positions as [side, side, C]."""
     window_cells: int = 0
     """Side of an attention window in merged cells; 0 is attention over the whole image in every block."""
     full_attention_layers: frozenset[int] = frozenset()

@@ -20,7 +20,20 @@ from vision.tower_config import (
     VisionWeightsError,
 )
 
-PREFIXES = ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "connector.", "image_newline")
+PREFIXES = (
+    "vision_tower.",
+    "vision_model.",
+    "visual.",
+    "multi_modal_projector.",
+    "mm_projector.",
+    "connector.",
+    "image_newline",
+)
+SPELLINGS = (
+    ("vision_tower.vision_model.", "vision_tower."),
+    ("vision_tower.encoder.patch_embed.", "vision_tower.patch_embed."),
+)
+"""What transformers writes one way and published checkpoints another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +49,15 @@ class VisionParameter:
 def vision_key(key: str) -> str | None:
     """The one spelling of a checkpoint key of the image side, or None if the key is the language model's.
 
-    Checkpoints differ in a leading `model.` and in `vision_model.` inside a CLIP or SigLIP tower.
+    Checkpoints differ in a leading `model.`, and in what `SPELLINGS` lists.
     """
     key = key.removeprefix("model.")
     if not key.startswith(PREFIXES):
         return None
-    return key.replace("vision_tower.vision_model.", "vision_tower.", 1)
+    for spelling, canonical in SPELLINGS:
+        if key.startswith(spelling):
+            return canonical + key.removeprefix(spelling)
+    return key
 
 
 def _linear(name: str, keys: tuple[str, ...], rows: int, columns: int, bias: bool) -> Iterator[VisionParameter]:
@@ -112,10 +128,13 @@ def _packed(config: PackedConfig) -> Iterator[VisionParameter]:
     if config.pre_norm_key is not None:
         yield from _norm("pre_norm", config.pre_norm_key, width, bias=config.block.norm == "layer")
     if config.position_key is not None:
-        shape = (config.position_side**2, width)
+        side = config.position_side
+        shape = (side, side, width) if config.position_rank == 3 else (side**2, width)
         yield VisionParameter(name="position", keys=(config.position_key,), shape=shape)
     for layer in range(config.num_layers):
         yield from _block(config.block, layer)
+    if config.final_norm_key is not None:
+        yield from _norm("final_norm", config.final_norm_key, width, bias=config.block.norm == "layer")
 
 
 def _merge(name: str, config: MergeConfig) -> Iterator[VisionParameter]:

@@ -105,6 +105,32 @@ def test_pixtral(name: str, act: str, grids: list[tuple[int, int]], tmp_path: Pa
     check_features(make_encoder(model, tmp_path), images, [[image] for image in result.pooler_output])
 
 
+KIMI: dict[str, object] = {
+    "patch_size": 4,
+    "pos_emb_height": 6,
+    "pos_emb_width": 6,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 3,
+    "hidden_size": 32,
+    "intermediate_size": 20,
+}
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_attention_heads": 4, "pos_emb_height": 3, "pos_emb_width": 3}])
+@pytest.mark.parametrize("grids", [GRIDS[:1], GRIDS], ids=["one", "three"])
+def test_kimi(changes: dict[str, object], grids: list[tuple[int, int]], tmp_path: Path) -> None:
+    """The checkpoint holds fused matrices with neighbouring rotary pairs; transformers takes both apart on loading."""
+    vision = {**KIMI, **changes}
+    config = {"model_type": "kimi_k25", "vision_config": vision, "projection_hidden_size": 32}
+    model = make_model(config, "deepseek_v3")
+    patches = [draw(rows * columns, 3, 4, 4) for rows, columns in grids]
+    grid_thw = torch.tensor([[1, *grid] for grid in grids])
+    with torch.no_grad():
+        result = model.model.get_image_features(pixel_values=torch.cat(patches), image_grid_thw=grid_thw)
+    images = [ImageInput(pixels=pixels.flatten(1), grid=grid) for pixels, grid in zip(patches, grids, strict=True)]
+    check_features(make_encoder(model, tmp_path), images, [[image] for image in result.pooler_output])
+
+
 def test_block_order_by_hand() -> None:
     order = block_order(2, 4, 2)
     assert order.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
@@ -122,9 +148,12 @@ def test_windows_are_those_of_transformers(cells: int) -> None:
     assert sum(lengths) == sum(rows * columns for rows, columns in grids)
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("grid", [(6, 6), (1, 1), (2, 9), (13, 4)])
-def test_resampling_is_interpolation_with_aligned_corners(grid: tuple[int, int]) -> None:
+def test_resampling_is_interpolation(grid: tuple[int, int], mode: str) -> None:
+    """Bilinear with aligned corners, bicubic with aligned edges."""
     table = draw(36, 8)
     square = table.reshape(1, 6, 6, 8).permute(0, 3, 1, 2)
-    expected = torch.nn.functional.interpolate(square, grid, mode="bilinear", align_corners=True)
-    torch.testing.assert_close(resampled_positions(table, grid), expected[0].permute(1, 2, 0), atol=1e-5, rtol=0)
+    expected = torch.nn.functional.interpolate(square, grid, mode=mode, align_corners=mode == "bilinear")
+    actual = resampled_positions(table, grid, bicubic=mode == "bicubic")
+    torch.testing.assert_close(actual, expected[0].permute(1, 2, 0), atol=1e-5, rtol=0)

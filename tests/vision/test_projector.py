@@ -148,6 +148,12 @@ QWEN25: dict[str, object] = {"model_type": "qwen2_5_vl"}
             r"mm_tokens_per_image must be a square that divides 4\^2",
         ),
         ({"model_type": "mistral3", "vision_config": {"model_type": "pixtral"}}, "text_config is missing"),
+        ({"model_type": "kimi_k25", "vision_config": {"pos_emb_width": 8}}, "pos_emb_width must be 64, not 8"),
+        (
+            {"model_type": "kimi_k25", "vision_config": {"mm_projector_type": "patchmergerv2"}},
+            "mm_projector_type must be 'patchmerger', not 'patchmergerv2'",
+        ),
+        ({"model_type": "kimi_k25", "vision_config": {"mm_hidden_size": 9}}, "mm_hidden_size must be 1152, not 9"),
         (
             {"model_type": "internvl", "vision_config": {"use_mask_token": True}},
             "use_mask_token must be False, not True",
@@ -174,3 +180,28 @@ def test_defaults_fill_what_published_configs_leave_out() -> None:
     siglip = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14}
     shapes = {p.name: p.shape for p in vision_table(read_vision({**LLAVA, "vision_config": siglip}, 896))}
     assert shapes["position"] == (27 * 27, 768)
+
+
+def test_kimi_has_two_spellings() -> None:
+    published = {
+        "vt_hidden_size": 64,
+        "vt_intermediate_size": 96,
+        "vt_num_attention_heads": 4,
+        "vt_num_hidden_layers": 2,
+        "init_pos_emb_height": 8,
+        "init_pos_emb_width": 8,
+        "mm_hidden_size": 64,
+        "projector_ln_eps": 1e-6,
+    }
+    renamed = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "pos_emb_height": 8,
+        "pos_emb_width": 8,
+    }
+    own = read_vision({"model_type": "kimi_k25", "vision_config": published}, 32)
+    top = {"projection_hidden_size": 64, "projection_layer_norm_eps": 1e-6}
+    assert own == read_vision({"model_type": "kimi_k25", "vision_config": renamed, **top}, 32)
+    assert own.projector.norm_eps == 1e-6 and own.tower.num_layers == 2

@@ -27,13 +27,23 @@ TEXT: Mapping[str, object] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-SPECIAL_IDS: Mapping[str, object] = {"image_token_id": 5, "bos_token_id": None, "eos_token_id": None}
+DEEPSEEK: Mapping[str, object] = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 4,
+    "first_k_dense_replace": 1,
+}
 
 
 def text_config(model_type: str) -> dict[str, object]:
     """The smallest language model that a vision model can be built around."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
-    return {"model_type": model_type, **TEXT, **({"rope_parameters": rope} if "_vl_" in model_type else {})}
+    extra = {"rope_parameters": rope} if "_vl_" in model_type else DEEPSEEK if model_type == "deepseek_v3" else {}
+    return {"model_type": model_type, **TEXT, **extra}
 
 
 def make_model(config: Mapping[str, object], text_type: str) -> PreTrainedModel:

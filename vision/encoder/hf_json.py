@@ -5,6 +5,7 @@ Used by the readers beside it, in the engine process; imports no torch.
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NoReturn
 
 from vision.tower_config import Activation, VisionConfigError
@@ -38,12 +39,13 @@ class Section:
             raise VisionConfigError(f"config.json: {self._path}{key} is missing")
         return self._values[key]
 
-    def section(self, key: str, defaults: Json) -> "Section":
-        """The object under a key."""
+    def section(self, key: str, defaults: Json, spellings: Mapping[str, str] = MappingProxyType({})) -> "Section":
+        """The object under a key; `spellings` says what other names for its keys stand for."""
         value = self._value(key)
         if not isinstance(value, Mapping):
             self._fail(key, "an object")
-        return Section(value, defaults, f"{self._path}{key}.")
+        values = {spellings.get(name, name): item for name, item in value.items()}
+        return Section(values, defaults, f"{self._path}{key}.")
 
     def has(self, key: str) -> bool:
         """Whether the key is set, and not to null."""
@@ -96,7 +98,7 @@ class Section:
     def square(self, key: str) -> int:
         """A positive integer, or a list of two equal ones."""
         value = self._value(key)
-        if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
             value = value[0]
         if not isinstance(value, int) or not _is_integer(value) or value <= 0:
             self._fail(key, "a positive integer, or two equal ones")

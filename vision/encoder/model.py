@@ -26,9 +26,10 @@ class ImageInput:
     """One processed image; which fields are set depends on the family."""
 
     pixels: Tensor
-    """Fixed grid: tiles [B, 3, H, H]. Pixtral: [3, H, W]. Qwen: patches [T, K] in the order of `packed.block_order`."""
+    """Fixed grid: tiles [B, 3, H, H]. Pixtral: [3, H, W]. Kimi: patches [T, K] row by row. Qwen: patches [T, K] in
+    the order of `packed.block_order`."""
     grid: Grid | None = None
-    """Qwen: rows and columns of patches."""
+    """Qwen, Kimi: rows and columns of patches."""
     mask: Tensor | None = None
     """Idefics 3: bool [B, H, H], true where a tile holds pixels; None if everywhere."""
     tile_grid: tuple[int, int] | None = None
@@ -121,18 +122,17 @@ class _PackedEncoder:
 
     def _patches(self, image: ImageInput) -> tuple[Tensor, Grid]:
         """[T, K] and their grid."""
-        config = self.tower_config
-        if config.takes_pixels:
+        config, patches_TK, grid = self.tower_config, image.pixels, image.grid
+        if config.layout == "pixels":
             height, width = image.pixels.shape[1:]
             grid = (height // config.patch_size, width // config.patch_size)
             patches_TK = patchify(image.pixels[None], config.patch_size)[0]
-            if config.merge_size > 1:
-                patches_TK = merge_cells(patches_TK.reshape(1, *grid, -1), config.merge_size)[0]
-            return patches_TK.reshape(-1, config.patch_width), grid
-        assert image.grid is not None, "packed patches come with their grid"
-        shape = (math.prod(image.grid), config.patch_width)
-        assert image.pixels.shape == shape, f"patches of shape {tuple(image.pixels.shape)}, not {shape}"
-        return image.pixels, image.grid
+        assert grid is not None, "packed patches come with their grid"
+        shape = (math.prod(grid), config.patch_width)
+        assert patches_TK.shape == shape, f"patches of shape {tuple(patches_TK.shape)}, not {shape}"
+        if config.layout != "cells" and config.merge_size > 1:
+            patches_TK = merge_cells(patches_TK.reshape(1, *grid, -1), config.merge_size).reshape(shape)
+        return patches_TK, grid
 
     def encode(self, images: Sequence[ImageInput]) -> list[ImageFeatures]:
         patches, grids = zip(*(self._patches(image) for image in images), strict=True)

@@ -1,4 +1,4 @@
-"""The NaViT over images of any size, packed into one sequence: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Pixtral.
+"""The NaViT over images of any size, packed into one sequence: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Pixtral, MoonViT.
 
 Called by `model.py`; engine and worker processes. Holds weights, keeps no state.
 
@@ -57,7 +57,22 @@ def window_order(grids: Sequence[Grid], merge_size: int, window_cells: int) -> t
     return torch.tensor(order), lengths
 
 
-def _taps(size: int, side: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _cubic(distance: Tensor) -> Tensor:
+    """Keys' convolution kernel with a = -3/4 at distances up to 2."""
+    a = -0.75
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return torch.where(distance <= 1, near, far)
+
+
+def _cubic_taps(size: int, side: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where the middles of `size` equal parts of `side` table rows fall: rows and weights [size, 4]."""
+    source = (torch.arange(size, dtype=torch.float32, device=device) + 0.5) * side / size - 0.5
+    rows = source.floor()[:, None] + torch.arange(-1, 3, device=device)
+    return rows.long().clamp(0, side - 1), _cubic((source[:, None] - rows).abs())
+
+
+def _linear_taps(size: int, side: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Where `size` points spread evenly over `side` table rows, ends on ends, fall: rows and weights [size, 2]."""
     source = torch.arange(size, dtype=torch.float32, device=device) * (side - 1) / max(size - 1, 1)
     below = source.floor()
@@ -66,11 +81,14 @@ def _taps(size: int, side: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return rows.long().clamp(max=side - 1), weights
 
 
-def resampled_positions(table_GC: Tensor, grid: Grid) -> Tensor:
-    """[rows, columns, C] float32: a square table of positions, G = side x side, resampled bilinearly to a grid."""
-    side = round(len(table_GC) ** 0.5)
+def resampled_positions(table_GC: Tensor, grid: Grid, bicubic: bool) -> Tensor:
+    """[rows, columns, C] float32: a square table of positions, G = side x side, resampled to a grid.
+
+    Bilinearly with the corners of table and grid aligned; or bicubically with their outer edges aligned.
+    """
+    side, taps = round(len(table_GC) ** 0.5), _cubic_taps if bicubic else _linear_taps
     table = table_GC.float().reshape(side, side, -1)
-    (row_taps, row_weights), (column_taps, column_weights) = (_taps(size, side, table.device) for size in grid)
+    (row_taps, row_weights), (column_taps, column_weights) = (taps(size, side, table.device) for size in grid)
     rows = (table[row_taps] * row_weights[:, :, None, None]).sum(dim=1)
     return (rows[:, column_taps] * column_weights[None, :, :, None]).sum(dim=2)
 
@@ -86,8 +104,9 @@ class PackedTower:
     def _embedded(self, patches_TK: Tensor, grids: Sequence[Grid], positions: Sequence[Tensor]) -> Tensor:
         x_TC = matmul(patches_TK.to(self.patch_CK.dtype), self.patch_CK, self.parameters.get("patch.bias"))
         if self.config.position_key is not None:
+            table_GC = self.parameters["position"].reshape(-1, x_TC.shape[1])
             learned = [
-                resampled_positions(self.parameters["position"], grid)[where[:, 0], where[:, 1]]
+                resampled_positions(table_GC, grid, self.config.position_bicubic)[where[:, 0], where[:, 1]]
                 for grid, where in zip(grids, positions, strict=True)
             ]
             x_TC = x_TC + torch.cat(learned).to(x_TC.dtype)
@@ -101,7 +120,7 @@ class PackedTower:
         device = patches_TK.device
         positions = [block_order(*grid, config.merge_size).to(device) for grid in grids]
         x_TC = self._embedded(patches_TK, grids, positions)
-        rope = axial_rope(torch.cat(positions), config.block.head_dim, config.rope_theta, config.staggered_rope)
+        rope = axial_rope(torch.cat(positions), config.block.head_dim, config.rope_theta, config.axial)
         whole = attend_segments([rows * columns for rows, columns in grids])
         local, back_T = whole, None
         if config.window_cells:
@@ -115,4 +134,6 @@ class PackedTower:
             x_TC = block.forward(x_TC, whole if layer in config.full_attention_layers else local, rope)
             if layer in config.deepstack_layers:
                 deepstack.append(x_TC)
+        if config.final_norm_key is not None:
+            x_TC = normed(x_TC, self.parameters, "final_norm", config.block.norm, config.block.norm_eps)
         return PackedFeatures(x_TC if back_T is None else x_TC[back_T], tuple(deepstack))

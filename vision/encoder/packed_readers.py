@@ -102,14 +102,15 @@ PIXTRAL_BLOCK = BlockKeys(
 QWEN2_MERGER = MergeKeys(norm="visual.merger.ln_q", first="visual.merger.mlp.0", second="visual.merger.mlp.2")
 
 
-def _theta(vision: Section) -> float:
+def rope_theta(vision: Section) -> float:
     """From either spelling; 10 000 if there is none."""
     if vision.has("rope_parameters"):
         return vision.section("rope_parameters", {"rope_theta": 10000.0}).number("rope_theta")
     return vision.number("rope_theta") if vision.has("rope_theta") else 10000.0
 
 
-def _head_dim_checked(block: BlockConfig) -> BlockConfig:
+def head_dim_checked(block: BlockConfig) -> BlockConfig:
+    """The block, if its heads can hold angles for rows and columns."""
     if block.head_dim % 4:
         raise VisionConfigError(f"config.json: vision_config: heads of {block.head_dim} cannot hold rows and columns")
     return block
@@ -119,7 +120,7 @@ def _qwen_tower(vision: Section, block: BlockConfig, patch_bias: bool) -> Packed
     patch_size = vision.square("patch_size")
     vision.must_be("temporal_patch_size", FRAMES)
     return PackedConfig(
-        block=_head_dim_checked(block),
+        block=head_dim_checked(block),
         num_layers=vision.integer("depth"),
         patch_size=patch_size,
         patch_width=vision.integer("in_channels") * FRAMES * patch_size**2,
@@ -127,7 +128,7 @@ def _qwen_tower(vision: Section, block: BlockConfig, patch_bias: bool) -> Packed
         patch_bias=patch_bias,
         patch_rank=5,
         merge_size=vision.integer("spatial_merge_size"),
-        rope_theta=_theta(vision),
+        rope_theta=rope_theta(vision),
     )
 
 
@@ -240,7 +241,7 @@ def _pixtral_tower(config: Section, merge_size: int) -> PackedConfig:
     if vision.has("head_dim"):
         vision.must_be("head_dim", block.head_dim)
     return PackedConfig(
-        block=_head_dim_checked(block),
+        block=head_dim_checked(block),
         num_layers=vision.integer("num_hidden_layers"),
         patch_size=patch_size,
         patch_width=vision.integer("num_channels") * patch_size**2,
@@ -248,9 +249,9 @@ def _pixtral_tower(config: Section, merge_size: int) -> PackedConfig:
         patch_bias=False,
         patch_rank=4,
         merge_size=merge_size,
-        rope_theta=_theta(vision),
-        staggered_rope=True,
-        takes_pixels=True,
+        rope_theta=rope_theta(vision),
+        axial="staggered",
+        layout="pixels",
         pre_norm_key="vision_tower.ln_pre",
     )
 

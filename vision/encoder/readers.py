@@ -5,7 +5,7 @@ Called by the checkpoint loader in the engine process; imports no torch. A famil
 
 from collections.abc import Callable, Mapping
 
-from vision.encoder import fixed_readers, packed_readers
+from vision.encoder import fixed_readers, kimi_reader, packed_readers
 from vision.encoder.hf_json import Json, Section
 from vision.tower_config import VisionConfigError, VisionTowerConfig
 
@@ -31,6 +31,7 @@ READERS: Mapping[str, tuple[Json, Reader]] = {
     "qwen2_vl": ({}, packed_readers.qwen2_vl),
     "qwen2_5_vl": ({}, packed_readers.qwen2_5_vl),
     "qwen3_vl": ({}, packed_readers.qwen3_vl),
+    "kimi_k25": (kimi_reader.PROJECTOR_DEFAULTS, kimi_reader.kimi_k25),
     "mistral3": (packed_readers.MISTRAL3_DEFAULTS, packed_readers.mistral3),
 }
 """By model_type: what a config.json may leave out beside its vision_config, and the reader."""
