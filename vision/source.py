@@ -28,7 +28,7 @@ MAX_CONNECTIONS = 64
 
 DATA_URL = re.compile(r"data:(?P<mime>[^;,]{0,255})(?P<parameters>(?:;[^;,]{0,255}){0,8}),", re.IGNORECASE)
 SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
-WHITESPACE = str.maketrans("", "", " \t\r\n\f")
+WHITESPACE = b" \t\r\n\f"
 OPAQUE_TYPES = ("", "application/octet-stream", "binary/octet-stream")
 """Content types that say nothing; object stores answer with them."""
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -55,7 +55,7 @@ def decode_data_url(url: str, limits: ImageLimits) -> bytes:
         raise BadImageUrl(f"The data: URL declares {echo(mime)}, which is not an image type")
     if parameters[-1] != "base64":
         raise BadImageUrl("The data: URL must be base64-encoded: data:image/png;base64,...")
-    text = url[head.end() :].translate(WHITESPACE)
+    text = url[head.end() :].encode("ascii", "replace").translate(None, WHITESPACE)
     if len(text) // 4 * 3 > limits.max_image_bytes + 3:
         raise _too_many_bytes(limits)
     data = _decode_base64(text)
@@ -66,8 +66,8 @@ def decode_data_url(url: str, limits: ImageLimits) -> bytes:
     return data
 
 
-def _decode_base64(text: str) -> bytes:
-    padding = "=" * (-len(text) % 4) if not text.endswith("=") else ""
+def _decode_base64(text: bytes) -> bytes:
+    padding = b"=" * (-len(text) % 4) if not text.endswith(b"=") else b""
     try:
         return base64.b64decode(text + padding, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.vision.pictures import FILES, PNG_MAGIC, Pixels, chunk, exif, noise, png, save, smooth
+from vision import colours
 from vision.errors import UnsupportedImage
 from vision.image import decode
 from vision.limits import ImageLimits
@@ -207,6 +208,21 @@ def test_multi_picture_jpeg_of_a_phone_shows_the_main_picture() -> None:
     found = rgb(main + save(Image.new("RGB", (8, 8), "red"), "JPEG") + b"\0\0\0\x18ftypmp42" + b"\xff\xda" * 500)
     assert found.shape == (4000, 3000, 3)
     assert near(found[::500, ::500], np.rot90(np.asarray(small), -1)[::500, ::500], 6)
+
+
+@pytest.mark.parametrize("band_pixels", [1, 70, 600])
+def test_bands_do_not_show(monkeypatch: pytest.MonkeyPatch, band_pixels: int) -> None:
+    """Small images fit in one band; here they do not."""
+    grey = np.arange(15 * 20).reshape(15, 20)
+    files = dict(FILES)
+    files["orientation"] = save(Image.fromarray(noise(30, 20)), "PNG", exif=b"Exif\0\0" + exif(8))
+    files["16 bits"] = save(Image.fromarray((grey * 200).astype(np.uint16)), "PNG")
+    files["integers"] = save(Image.fromarray((grey - 50).astype(np.int32)), "TIFF")
+    files["floats"] = save(Image.fromarray((grey / 7).astype(np.float32)), "TIFF")
+    files["cmyk"] = save(Image.fromarray(noise(15, 20, 4), "CMYK"), "TIFF")
+    whole = {name: rgb(data) for name, data in files.items()}
+    monkeypatch.setattr(colours, "BAND_PIXELS", band_pixels)
+    assert [name for name, data in files.items() if not np.array_equal(rgb(data), whole[name])] == []
 
 
 def test_hash_is_of_pixels_and_shape() -> None:
