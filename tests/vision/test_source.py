@@ -234,6 +234,20 @@ def test_one_inner_address_among_the_answers_is_enough_to_refuse(answers: list[s
     run(main())
 
 
+@pytest.mark.parametrize("host", ["2130706433", "0x7f000001", "0x5d.0xb8.0xd8.0x22", "93.184.55330", "img.0", "0"])
+def test_a_number_is_never_asked_of_a_name_server(host: str) -> None:
+    """Not even when it is allowed and a name server would call it public: the system's resolver reads it otherwise."""
+    names = Names()
+
+    async def main() -> None:
+        async with site(ImageLimits(allowed_media_domains=(host,)), names) as (_, fetcher, detour):
+            with pytest.raises(SourceRefused, match="is a number"):
+                await fetcher.fetch(f"http://{host}/a")
+            assert names.asked == [] and detour.requests == []
+
+    run(main())
+
+
 def test_names_without_an_address() -> None:
     async def main() -> None:
         async with site(ALLOWED, Names([])) as (_, fetcher, _):
