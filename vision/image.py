@@ -57,6 +57,11 @@ DECODE_ERRORS = (
 )
 """What Pillow's plugins raise on broken files. They parse in Python, so it is nearly everything."""
 
+TIFF_COMPRESSION = 259
+TIFF_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946)
+"""None, CCITT, LZW, JPEG, deflate, PackBits. The rest (LZMA, Zstandard, WebP, ...) is rare, and each is one more decoder
+that strangers could feed."""
+
 ORIENTATION = 0x0112
 SIDEWAYS = (5, 6, 7, 8)
 """Orientations whose stored rows are upright columns."""
@@ -99,6 +104,7 @@ def decode(data: bytes, limits: ImageLimits) -> DecodedImage:
     try:
         with plugin(BytesIO(data)) as image:
             _check_size(image.size, limits)
+            _check_compression(image)
             check_whole(data, name)
             rgb = _upright_rgb(image)
     except Image.DecompressionBombError as error:
@@ -127,6 +133,13 @@ def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
         raise ImageTooLarge(f"The image is {width} x {height}; the limit is {limits.max_image_side} pixels a side")
     if width * height > limits.max_image_pixels:
         raise ImageTooLarge(f"The image is {width} x {height}; the limit is {limits.max_image_pixels} pixels")
+
+
+def _check_compression(image: ImageFile.ImageFile) -> None:
+    if isinstance(image, TiffImageFile):
+        number = image.tag_v2.get(TIFF_COMPRESSION, 1)
+        if number not in TIFF_COMPRESSIONS:
+            raise UnsupportedImage(f"The TIFF file is compressed in a way that is not read: method {number}")
 
 
 def _upright_rgb(image: ImageFile.ImageFile) -> npt.NDArray[np.uint8]:

@@ -168,6 +168,16 @@ def test_a_magic_number_alone_is_no_image(magic: bytes, rest: bytes) -> None:
         decode(magic + rest, LIMITS)
 
 
+@pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate", "packbits", "raw", "lzma", "zstd"])
+def test_tiff_is_read_with_its_common_compressions_only(compression: str) -> None:
+    pixels = noise(40, 60)
+    found = attempt(save(Image.fromarray(pixels), "TIFF", compression=compression))
+    if compression in ("lzma", "zstd"):
+        assert isinstance(found, UnsupportedImage)
+    else:
+        assert isinstance(found, DecodedImage) and np.array_equal(found.rgb, pixels)
+
+
 def test_what_follows_an_image_is_not_read() -> None:
     for name in ("png", "jpeg", "gif"):
         behind = decode(FILES[name] + b"PK\x03\x04<script>alert(1)</script>" + bytes(999), LIMITS)
