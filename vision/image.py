@@ -59,8 +59,8 @@ DECODE_ERRORS = (
 
 TIFF_COMPRESSION = 259
 TIFF_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946)
-"""None, CCITT, LZW, JPEG, deflate, PackBits. The rest (LZMA, Zstandard, WebP, ...) is rare, and each is one more decoder
-that strangers could feed."""
+"""None, CCITT, LZW, JPEG, deflate, PackBits. The rest (LZMA, Zstandard, WebP, ...) is rare, and each is one more
+decoder that strangers could feed."""
 
 ORIENTATION = 0x0112
 SIDEWAYS = (5, 6, 7, 8)
