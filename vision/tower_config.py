@@ -21,7 +21,7 @@ Axial = Literal["shared", "staggered", "interleaved"]
 """How a head's angles divide between row and column: halves with the same frequencies, halves with the even and the odd
 ones (Pixtral), or column and row in turn over neighbouring numbers (MoonViT)."""
 Layout = Literal["cells", "rows", "pixels"]
-"""How one image arrives: patches cell by cell, patches row by row, or pixels [C, H, W]."""
+"""How one image arrives: patches cell by cell, patches row by row, or pixels [1, C, H, W]."""
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 
 

@@ -101,7 +101,7 @@ def test_pixtral(name: str, act: str, grids: list[tuple[int, int]], tmp_path: Pa
     padded = draw(len(grids), 3, max(h for h, _ in sizes), max(w for _, w in sizes))
     with torch.no_grad():
         result = model.model.get_image_features(pixel_values=padded, image_sizes=torch.tensor(sizes))
-    images = [ImageInput(pixels=pixels[:, :h, :w]) for pixels, (h, w) in zip(padded, sizes, strict=True)]
+    images = [ImageInput(pixels=pixels[None, :, :h, :w]) for pixels, (h, w) in zip(padded, sizes, strict=True)]
     check_features(make_encoder(model, tmp_path), images, [[image] for image in result.pooler_output])
 
 

@@ -26,7 +26,7 @@ class ImageInput:
     """One processed image; which fields are set depends on the family."""
 
     pixels: Tensor
-    """Fixed grid: tiles [B, 3, H, H]. Pixtral: [3, H, W]. Kimi: patches [T, K] row by row. Qwen: patches [T, K] in
+    """Fixed grid: tiles [B, 3, H, H]. Pixtral: [1, 3, H, W]. Kimi: patches [T, K] row by row. Qwen: patches [T, K] in
     the order of `packed.block_order`."""
     grid: Grid | None = None
     """Qwen, Kimi: rows and columns of patches."""
@@ -124,9 +124,9 @@ class _PackedEncoder:
         """[T, K] and their grid."""
         config, patches_TK, grid = self.tower_config, image.pixels, image.grid
         if config.layout == "pixels":
-            height, width = image.pixels.shape[1:]
+            height, width = image.pixels.shape[2:]
             grid = (height // config.patch_size, width // config.patch_size)
-            patches_TK = patchify(image.pixels[None], config.patch_size)[0]
+            patches_TK = patchify(image.pixels, config.patch_size)[0]
         assert grid is not None, "packed patches come with their grid"
         shape = (math.prod(grid), config.patch_width)
         assert patches_TK.shape == shape, f"patches of shape {tuple(patches_TK.shape)}, not {shape}"
