@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("server", "scheduler", "model_runtime")
+PACKAGES = ("server", "scheduler", "model_runtime", "vision")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
 IDS = [str(path.relative_to(ROOT)) for path in SOURCES]
@@ -26,6 +26,11 @@ SCHEDULER_MAY_NOT_IMPORT = {"asyncio", "logging", "time", "datetime", "socket", 
 # Where the server side may see the runtime, and what of it.
 RUNTIME_USERS = {"server/engine.py", "server/supervisor.py", "server/doctor.py"}
 RUNTIME_LEAVES = {"model_runtime.config", "model_runtime.weights.gguf_file", "model_runtime.weights.errors"}
+
+# The image side of `vision` runs in the API process, its towers in the engine with torch; neither sees the other.
+TOWERS = ("vision/encoder/", "vision/projector.py", "vision/tower_config.py", "vision/weights.py")
+TOWER_MODULES = {"vision.encoder", "vision.projector", "vision.tower_config", "vision.weights"}
+VISION_MAY_IMPORT = {"vision", "numpy", "PIL", "pillow_heif", "httpx"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -89,10 +94,16 @@ def test_import_arrows(path: Path) -> None:
             assert top != "server", f"{name} imports {module}"
             allowed_modules = {"scheduler.plan", "scheduler.config"}
             assert top != "scheduler" or module in allowed_modules, f"{name} imports {module}"
+        elif package == "vision":
+            allowed_tops = {"vision", "torch"} if name.startswith(TOWERS) else VISION_MAY_IMPORT
+            assert top in allowed_tops or top in sys.stdlib_module_names, f"{name} imports {module}"
+            is_tower_module = ".".join(module.split(".")[:2]) in TOWER_MODULES
+            assert name.startswith(TOWERS) or not is_tower_module, f"{name} imports {module}"
         elif top == "model_runtime":
             assert name in RUNTIME_USERS or module in RUNTIME_LEAVES, f"{name} imports {module}"
         if top == "torch":
-            assert package == "model_runtime" or name == "server/doctor.py", f"{name} imports torch"
+            has_torch = package == "model_runtime" or name == "server/doctor.py" or name.startswith(TOWERS)
+            assert has_torch, f"{name} imports torch"
         assert top != "transformers", "transformers is a reference for tests, never served"
 
 
@@ -169,7 +180,9 @@ def test_supervisor_is_light() -> None:
 
 
 def test_packages_are_listed() -> None:
-    listed = set(re.findall(r'"((?:server|scheduler|model_runtime)(?:\.\w+)*)"', (ROOT / "pyproject.toml").read_text()))
+    listed = set(
+        re.findall(r'"((?:server|scheduler|model_runtime|vision)(?:\.\w+)*)"', (ROOT / "pyproject.toml").read_text())
+    )
     found = {".".join(path.parent.relative_to(ROOT).parts) for path in SOURCES}
     assert listed >= found
 

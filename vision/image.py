@@ -1,0 +1,173 @@
+"""From the bytes of an image file to verified RGB: a format of the allow-list, within the limits, whole, upright.
+
+Owns decoding. Called by the API process in a worker thread; safe in many at once, as no setting of Pillow is changed.
+The plugin of the sniffed format is used directly: `Image.open` would try others, warn about sizes, and depends on what
+has been registered. Transparency lies on white, the first frame of an animation counts, EXIF orientation is applied.
+Colour profiles are not, as the reference processors do not either.
+"""
+
+import hashlib
+import re
+import struct
+import warnings
+import zlib
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageFile
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from vision.colours import fill_on_white, raw_mode
+from vision.containers import check_whole, sniff, webp_size
+from vision.errors import CorruptImage, ImageTooLarge, UnsupportedImage
+from vision.limits import ImageLimits
+
+PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
+    "JPEG": JpegImageFile,
+    "PNG": PngImageFile,
+    "WebP": WebPImageFile,
+    "GIF": GifImageFile,
+    "AVIF": AvifImageFile,
+    "BMP": BmpImageFile,
+    "TIFF": TiffImageFile,
+}
+DECODE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    Warning,
+    struct.error,
+    zlib.error,
+)
+"""What Pillow's plugins raise on broken files. They parse in Python, so it is nearly everything."""
+
+TIFF_COMPRESSION = 259
+TIFF_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946)
+"""None, CCITT, LZW, JPEG, deflate, PackBits. The rest (LZMA, Zstandard, WebP, ...) is rare, and each is one more
+decoder that strangers could feed."""
+
+ORIENTATION = 0x0112
+SIDEWAYS = (5, 6, 7, 8)
+"""Orientations whose stored rows are upright columns."""
+UNCHANGED, REVERSED = slice(None), slice(None, None, -1)
+MIRRORED = {
+    2: (UNCHANGED, REVERSED),
+    3: (REVERSED, REVERSED),
+    4: (REVERSED, UNCHANGED),
+    6: (REVERSED, UNCHANGED),
+    7: (REVERSED, REVERSED),
+    8: (UNCHANGED, REVERSED),
+}
+"""Orientation -> where stored rows and columns go in the upright image, after its transposition if it is sideways."""
+
+PILLOW_MODULES = r"PIL\."
+IGNORED_WARNINGS = ("ignore", None, Warning, re.compile(PILLOW_MODULES), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedImage:
+    """`rgb` is uint8 (H, W, 3), read-only. `sha256` is of height, width and pixels: two files with equal pixels share
+    it, whatever their format; 120 x 80 and 80 x 120 do not."""
+
+    rgb: npt.NDArray[np.uint8]
+    sha256: bytes
+
+
+def decode(data: bytes, limits: ImageLimits) -> DecodedImage:
+    """The picture that the file shows. Bytes, side and pixels are checked before any pixel is decoded.
+
+    Raises ImageTooLarge, UnsupportedImage, CorruptImage.
+    """
+    if len(data) > limits.max_image_bytes:
+        raise ImageTooLarge(f"The image file has {len(data)} bytes; the limit is {limits.max_image_bytes}")
+    name = sniff(data)
+    plugin = _plugin(name)
+    if name == "WebP":
+        _check_size(webp_size(data), limits)
+    _ignore_warnings_of_pillow()
+    try:
+        with plugin(BytesIO(data)) as image:
+            _check_size(image.size, limits)
+            _check_compression(image)
+            check_whole(data, name)
+            rgb = _upright_rgb(image)
+    except Image.DecompressionBombError as error:
+        raise ImageTooLarge("The image has more pixels than the decoder allows") from error
+    except DECODE_ERRORS as error:
+        raise CorruptImage(f"The {name} file is truncated or broken: {str(error)[:80]}") from error
+    digest = hashlib.sha256(struct.pack("<II", *rgb.shape[:2]))
+    digest.update(rgb.data)
+    return DecodedImage(rgb, digest.digest())
+
+
+def _plugin(name: str) -> type[ImageFile.ImageFile]:
+    if name != "HEIC":
+        return PLUGINS[name]
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError as error:
+        raise UnsupportedImage("The file is HEIC, which this server is not installed to read") from error
+    plugin: type[ImageFile.ImageFile] = HeifImageFile
+    return plugin
+
+
+def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
+    width, height = size
+    if max(size) > limits.max_image_side:
+        raise ImageTooLarge(f"The image is {width} x {height}; the limit is {limits.max_image_side} pixels a side")
+    if width * height > limits.max_image_pixels:
+        raise ImageTooLarge(f"The image is {width} x {height}; the limit is {limits.max_image_pixels} pixels")
+
+
+def _check_compression(image: ImageFile.ImageFile) -> None:
+    if isinstance(image, TiffImageFile):
+        number = image.tag_v2.get(TIFF_COMPRESSION, 1)
+        if number not in TIFF_COMPRESSIONS:
+            raise UnsupportedImage(f"The TIFF file is compressed in a way that is not read: method {number}")
+
+
+def _upright_rgb(image: ImageFile.ImageFile) -> npt.NDArray[np.uint8]:
+    """Loads the first frame; its rows are written to where they belong in the upright result. TIFF's plugin turns its
+    image itself."""
+    raw = raw_mode(image)
+    image.load()
+    orientation = 1 if isinstance(image, TiffImageFile) else _orientation(image)
+    width, height = image.size
+    rgb = np.empty((width, height, 3) if orientation in SIDEWAYS else (height, width, 3), np.uint8)
+    stored = rgb.transpose(1, 0, 2) if orientation in SIDEWAYS else rgb
+    fill_on_white(image, raw, stored[MIRRORED.get(orientation, (UNCHANGED, UNCHANGED))])
+    rgb.setflags(write=False)
+    return rgb
+
+
+def _orientation(image: Image.Image) -> int:
+    """1 to 8; 1 when there is none or the metadata can't be read, which is no reason to refuse good pixels."""
+    try:
+        value = image.getexif().get(ORIENTATION, 1)
+    except DECODE_ERRORS:
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+def _ignore_warnings_of_pillow() -> None:
+    """Pillow warns about odd metadata of files that strangers send; that is no news for the server's log. Python has
+    one list of filters for all threads, so this adds to it, once and for Pillow's own modules only; a context manager
+    would restore the list under the feet of other threads."""
+    if IGNORED_WARNINGS not in warnings.filters:
+        warnings.filterwarnings("ignore", module=PILLOW_MODULES)
