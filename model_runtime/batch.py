@@ -13,6 +13,17 @@ from scheduler.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRows:
+    """Rows of the batch whose embedding is an image's; N of them from row `start` on."""
+
+    start: int
+    embeddings_NC: Tensor
+    """float32: take the place of the tokens' embeddings (after their scale, if the model has one)."""
+    deepstack_NC: tuple[Tensor, ...] = ()
+    """float32: added to the hidden state after the first, second, ... layer (Qwen3-VL)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Sequences of different lengths, concatenated without padding. All tensors are int32 unless said."""
 
@@ -29,6 +40,14 @@ class Batch:
     table_starts_S1: Tensor
     """[S + 1]: block table of sequence s is block_tables[table_starts[s] : table_starts[s + 1]]."""
     block_size: int
+    rope_rows_T: Tensor
+    """Row of the rope table for each token: its position, unless the step has a table of its own (M-RoPE)."""
+    rope_positions_T3: Tensor | None = None
+    """[T, 3]: temporal, row and column positions, where they differ from the position in the sequence."""
+    visible_T2: Tensor | None = None
+    """[T, 2], in models whose images attend in both directions, for steps with images: first and one past the last
+    position that a token sees whatever the causal mask and the window say; (p, p + 1) outside of images."""
+    images: tuple[ImageRows, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -59,13 +78,15 @@ def make_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
     positions = np.arange(len(plan.token_ids), dtype=np.int32) + (kv_lens - query_lens - query_starts[:-1])[row_of_T]
     slots = tables[table_starts[row_of_T] + positions // block_size].astype(np.int64) * block_size
     slots += positions % block_size
+    positions_T = torch.from_numpy(positions.astype(np.int32, copy=False)).to(device)
     return Batch(
         token_ids_T=torch.frombuffer(plan.token_ids, dtype=torch.int32).to(device),
-        positions_T=torch.from_numpy(positions.astype(np.int32, copy=False)).to(device),
+        positions_T=positions_T,
         slots_T=torch.from_numpy(slots).to(device),
         query_starts_S1=torch.from_numpy(query_starts).to(device),
         kv_lens_S=torch.from_numpy(kv_lens.copy()).to(device),
         block_tables=torch.from_numpy(tables.copy()).to(device),
         table_starts_S1=torch.from_numpy(table_starts).to(device),
         block_size=block_size,
+        rope_rows_T=positions_T,
     )

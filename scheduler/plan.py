@@ -5,7 +5,8 @@ engine process. Both are frozen and flat: parallel `array` buffers that numpy an
 dictionaries keyed by request. Everything the runtime needs for a step is in the plan; the runtime keeps no
 per-request state.
 
-Legend: S sequences in the step, T tokens in the step, R rows that sample a token, P prompt rows that are scored.
+Legend: S sequences in the step, T tokens in the step, R rows that sample a token, P prompt rows that are scored,
+J images to encode, E spans of image embeddings in the step.
 """
 
 from array import array
@@ -95,6 +96,56 @@ class ScoreRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePixels:
+    """One image, cut and resized by its model's recipe, its colours not yet normalised. Sides are pixels."""
+
+    data: bytes | memoryview
+    """uint8 [tiles, height, width, 3]"""
+    tiles: int
+    height: int
+    width: int
+    rows: int
+    cols: int
+    """Of the grid of tiles, as `vision.preprocess.common.Layout` counts them; 0 where the image is not cut."""
+    image_height: int
+    image_width: int
+    """Before anything was resized."""
+
+    @property
+    def num_pixels(self) -> int:
+        """What the tower is given; the unit of the encode budget."""
+        return self.tiles * self.height * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageJobs:
+    """Images that the tower encodes before the step's tokens are computed."""
+
+    slots: "array[int]" = field(default_factory=ints)
+    """int32 [J]: the name under which the runtime keeps the embeddings until the slot is dropped."""
+    num_embeddings: "array[int]" = field(default_factory=ints)
+    """int32 [J]: how many there must be."""
+    pixels: tuple[ImagePixels, ...] = ()
+    """[J]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpans:
+    """Rows of the step that are embeddings of an image instead of a token's. Every buffer has E entries."""
+
+    rows: "array[int]" = field(default_factory=ints)
+    """int32 [E]: index into the step's T tokens of the first one."""
+    lengths: "array[int]" = field(default_factory=ints)
+    slots: "array[int]" = field(default_factory=ints)
+    firsts: "array[int]" = field(default_factory=ints)
+    """int32 [E]: which embedding of the image the first row takes; the following rows take those that follow."""
+    starts: "array[int]" = field(default_factory=ints)
+    ends: "array[int]" = field(default_factory=ints)
+    """int32 [E]: positions in the sequence of the whole span, first and one past the last, of which the step may hold a
+    part: what attention within an image sees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """Everything the runtime does in one step. There are no phases: each sequence gets `query_lens[s]` tokens."""
 
@@ -112,6 +163,13 @@ class StepPlan:
     p % block_size of its block p // block_size."""
     sample: SampleRows
     score: ScoreRows
+    rope_positions: "array[int]" = field(default_factory=ints)
+    """int32 [T, 3]: temporal, row and column position of each token for M-RoPE; empty where all three are the position
+    in the sequence for every token."""
+    drop_slots: "array[int]" = field(default_factory=ints)
+    """int32: image embeddings to forget, before anything else is done."""
+    encode: ImageJobs = field(default_factory=ImageJobs)
+    images: ImageSpans = field(default_factory=ImageSpans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,3 +196,6 @@ class StepResult:
     """R rows."""
     scored: RowLogprobs
     """P rows."""
+    failed_slots: "array[int]" = field(default_factory=ints)
+    """int32: images of the plan's jobs that gave another number of embeddings than planned, or numbers that are not
+    finite. Nothing is kept under these slots; what the step computed from them is void."""

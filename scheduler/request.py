@@ -5,9 +5,11 @@ one sequence: the n choices of an API request are n requests that name the same 
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
+
+from scheduler.plan import ImagePixels, ints
 
 
 class FinishReason(StrEnum):
@@ -50,6 +52,47 @@ class SamplingParams:
     """-1 none, else the number of alternatives per prompt token (no prefix-cache hits are used then)."""
 
 
+class Span(NamedTuple):
+    """`length` tokens of the prompt from `offset` on are embeddings `first`, `first` + 1, ... of an image."""
+
+    offset: int
+    length: int
+    image: int
+    """Index into `PromptImages.images`."""
+    first: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """One image of a prompt."""
+
+    key: bytes
+    """32 bytes: hash of the decoded content, the preprocessing fingerprint and the cache salt. Equal keys are equal
+    embeddings."""
+    num_embeddings: int
+    num_pixels: int
+    """Of `pixels`: the cost of encoding it."""
+    pixels: ImagePixels | None
+    """None where the sender knows that a live request has brought them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptImages:
+    """The images of a prompt and where they stand."""
+
+    images: tuple[Image, ...] = ()
+    """In order of appearance; the same image may come twice."""
+    spans: tuple[Span, ...] = ()
+    """Ascending, disjoint."""
+    rope_positions: "array[int]" = field(default_factory=ints)
+    """int32 [L, 3] for a prompt of L tokens: temporal, row and column position (M-RoPE); empty for other models."""
+    rope_delta: int = 0
+    """With rope_positions: the token at position p >= L has p + rope_delta in all three."""
+
+
+NO_IMAGES = PromptImages()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sequence to generate."""
@@ -67,6 +110,7 @@ class Request:
     """Requests with different salts never share a KV block."""
     leader: int | None = None
     """seq_id of a request with the same prompt (n > 1): wait for its prefill and share its blocks."""
+    images: PromptImages = NO_IMAGES
 
 
 class TokenLogprob(NamedTuple):
@@ -107,6 +151,10 @@ class NeverFits(SchedulerError):
     def __init__(self, needed: int, limit: int, what: str) -> None:
         super().__init__(f"the request needs {needed} {what}, and at most {limit} can ever be had")
         self.needed, self.limit, self.what = needed, limit, what
+
+
+class PixelsMissing(SchedulerError):
+    """The request names an image without its pixels, and no live request has brought them. Send it again with them."""
 
 
 class QueueFull(SchedulerError):

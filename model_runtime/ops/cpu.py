@@ -129,7 +129,7 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
         num_positions,
         2 * half,
         rope.interleaved,
-        batch.positions_T.data_ptr(),
+        batch.rope_rows_T.data_ptr(),
         batch.slots_T.data_ptr(),
         kv.key_NHDB.data_ptr(),
         kv.value_NHBD.data_ptr(),

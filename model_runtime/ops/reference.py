@@ -62,8 +62,8 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
     """Rotate the first R channels of queries and keys in place (RoFormer, arXiv 2104.09864), then write keys and
     values to the batch's slots, converted to the type of the cache."""
     query_THD, key_TGD, value_TGD = _split_heads(qkv_TE, shape)
-    cos_T1R2 = rope.cos_PR2[batch.positions_T][:, None].to(qkv_TE.dtype)
-    sin_T1R2 = rope.sin_PR2[batch.positions_T][:, None].to(qkv_TE.dtype)
+    cos_T1R2 = rope.cos_PR2[batch.rope_rows_T][:, None].to(qkv_TE.dtype)
+    sin_T1R2 = rope.sin_PR2[batch.rope_rows_T][:, None].to(qkv_TE.dtype)
     for heads in (query_THD, key_TGD):
         _rotate(heads, cos_T1R2, sin_T1R2, rope.interleaved)
     block_T, offset_T = batch.slots_T // batch.block_size, batch.slots_T % batch.block_size
