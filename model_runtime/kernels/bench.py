@@ -56,15 +56,17 @@ def end_of_context(sequences: int, queries: int, context: int) -> tuple[Batch, K
     """`queries` tokens at the end of each of `sequences` contexts, over blocks in random order."""
     blocks = context // BLOCK_SIZE
     starts = torch.arange(sequences + 1, dtype=torch.int32)
+    positions_T = torch.arange(context - queries, context, dtype=torch.int32).repeat(sequences)
     batch = Batch(
         token_ids_T=torch.zeros(sequences * queries, dtype=torch.int32),
-        positions_T=torch.arange(context - queries, context, dtype=torch.int32).repeat(sequences),
+        positions_T=positions_T,
         slots_T=torch.zeros(sequences * queries, dtype=torch.int64),
         query_starts_S1=starts * queries,
         kv_lens_S=torch.full((sequences,), context, dtype=torch.int32),
         block_tables=torch.randperm(sequences * blocks).int(),
         table_starts_S1=starts * blocks,
         block_size=BLOCK_SIZE,
+        rope_rows_T=positions_T,
     )
     shape = (sequences * blocks, HEADS.num_kv_heads, HEADS.head_dim, BLOCK_SIZE)
     kv = KVLayer(torch.randn(shape), torch.randn(shape).transpose(2, 3).contiguous())
