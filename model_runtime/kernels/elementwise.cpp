@@ -29,18 +29,28 @@ void norm_row(const float* x, const float* weight, float eps, int64_t K, float* 
     for (k = 0; k < K; k++) y[k] = x[k] * factor * weight[k];
 }
 
-// silu(gate) * up for up to eight numbers.
-INLINE v8 gated(v8 gate, v8 up) { return gate / (1.0f + exp_v8(-gate)) * up; }
+INLINE v8 silu(v8 x) { return x / (1.0f + exp_v8(-x)); }
 
-void silu_mul_row(const float* gate, const float* up, int64_t F, float* y) {
-    int64_t f = 0;
-    for (; f + 8 <= F; f += 8) store(y + f, gated(load<v8>(gate + f), load<v8>(up + f)));
-    if (f == F) return;
-    float tail[3][8] = {};
-    std::copy_n(gate + f, F - f, tail[0]);
-    std::copy_n(up + f, F - f, tail[1]);
-    store(tail[2], gated(load<v8>(tail[0]), load<v8>(tail[1])));
-    std::copy_n(tail[2], F - f, y + f);
+// x (1 + tanh(u)) / 2 is x / (1 + e^-2u); u = sqrt(2 / pi) (x + 0.044715 x^3).
+INLINE v8 gelu_tanh(v8 x) {
+    const v8 twice = x * fused(x * x, splat<v8>(0.07135481282f), splat<v8>(1.5957691216f));
+    return x / (1.0f + exp_v8(-twice));
+}
+
+// y[rows][F] = activation(first F numbers of a row) * its last F.
+template <v8 activation(v8)> void gate_rows(const float* gate_up, int64_t rows, int64_t F, float* y) {
+    for_rows(rows, rows * F * 4, [=](int64_t row) {  // an exponential costs about four plain operations
+        const float *gate = gate_up + row * 2 * F, *up = gate + F;
+        float* out = y + row * F;
+        int64_t f = 0;
+        for (; f + 8 <= F; f += 8) store(out + f, activation(load<v8>(gate + f)) * load<v8>(up + f));
+        if (f == F) return;
+        float tail[3][8] = {};
+        std::copy_n(gate + f, F - f, tail[0]);
+        std::copy_n(up + f, F - f, tail[1]);
+        store(tail[2], activation(load<v8>(tail[0])) * load<v8>(tail[1]));
+        std::copy_n(tail[2], F - f, out + f);
+    });
 }
 
 // Rotate the channel pairs of one head: pair i is (first[i * step], second[i * step]).
@@ -92,11 +102,10 @@ void fl_qk_norm(float* qkv, const float* q_weight, const float* k_weight, float 
     });
 }
 
-void fl_silu_mul(const float* gate_up, int64_t rows, int64_t F, float* y) {
-    for_rows(rows, rows * F * 4, [=](int64_t row) {  // an exponential costs about four plain operations
-        const float* gate = gate_up + row * 2 * F;
-        silu_mul_row(gate, gate + F, F, y + row * F);
-    });
+void fl_silu_mul(const float* gate_up, int64_t rows, int64_t F, float* y) { gate_rows<silu>(gate_up, rows, F, y); }
+
+void fl_gelu_tanh_mul(const float* gate_up, int64_t rows, int64_t F, float* y) {
+    gate_rows<gelu_tanh>(gate_up, rows, F, y);
 }
 
 // key [blocks][G][D][B], value [blocks][G][B][D]; cos and sin [P][R / 2].

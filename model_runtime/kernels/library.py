@@ -25,6 +25,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rms_norm": (None, (P, P, F, N, N, P)),
     "qk_norm": (None, (P, P, P, F, N, N, N, N)),
     "silu_mul": (None, (P, N, N, P)),
+    "gelu_tanh_mul": (None, (P, N, N, P)),
     "rope_and_cache": (N, (P, P, P, N, N, N, P, P, P, P, N, N, N, N, N, N)),
     "paged_attention": (None, (P, P, P, P, P, P, P, P, N, N, N, N, N, F, N)),
 }
@@ -42,6 +43,7 @@ class Library:
     rms_norm: Callable[..., Any]
     qk_norm: Callable[..., Any]
     silu_mul: Callable[..., Any]
+    gelu_tanh_mul: Callable[..., Any]
     rope_and_cache: Callable[..., Any]
     paged_attention: Callable[..., Any]
 

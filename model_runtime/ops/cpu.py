@@ -8,6 +8,8 @@ in the kernels.
 Legend: see `registry`.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -173,11 +175,21 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
 @register("silu_mul", "cpu")
 def silu_mul(gate_up_T2F: Tensor) -> Tensor:
     """[T, F] = silu(first half) * second half."""
+    return _gated(library().silu_mul, gate_up_T2F)
+
+
+@register("gelu_tanh_mul", "cpu")
+def gelu_tanh_mul(gate_up_T2F: Tensor) -> Tensor:
+    """[T, F] = gelu(first half) * second half, gelu with tanh."""
+    return _gated(library().gelu_tanh_mul, gate_up_T2F)
+
+
+def _gated(function: Callable[..., None], gate_up_T2F: Tensor) -> Tensor:
     _assert_plain(gate_up_T2F)
     num_tokens, width = gate_up_T2F.shape
     assert width % 2 == 0, f"{width} columns are not two halves"
     out_TF = torch.empty(num_tokens, width // 2)
-    library().silu_mul(gate_up_T2F.data_ptr(), num_tokens, width // 2, out_TF.data_ptr())
+    function(gate_up_T2F.data_ptr(), num_tokens, width // 2, out_TF.data_ptr())
     return out_TF
 
 

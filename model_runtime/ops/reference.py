@@ -94,6 +94,13 @@ def silu_mul(gate_up_T2F: Tensor) -> Tensor:
     return (torch.nn.functional.silu(gate_TF) * up_TF).to(gate_up_T2F.dtype)
 
 
+@register("gelu_tanh_mul", "any")
+def gelu_tanh_mul(gate_up_T2F: Tensor) -> Tensor:
+    """[T, F] = gelu(gate) * up, gelu(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
+    gate_TF, up_TF = gate_up_T2F.to(_wide(gate_up_T2F.dtype)).chunk(2, dim=-1)
+    return (torch.nn.functional.gelu(gate_TF, approximate="tanh") * up_TF).to(gate_up_T2F.dtype)
+
+
 def _split_heads(qkv_TE: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:
     """Views [T, H, D], [T, G, D], [T, G, D] of queries, keys and values."""
     heads = qkv_TE.view(qkv_TE.shape[0], -1, shape.head_dim)

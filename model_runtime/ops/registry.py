@@ -75,6 +75,8 @@ class Ops:
     of its own sequence, read through its block table; window > 0 lets a query at p see keys p - window + 1 .. p."""
     silu_mul: Callable[[Tensor], Tensor]
     """[T, 2 F] -> [T, F] = silu(first half) * second half."""
+    gelu_tanh_mul: Callable[[Tensor], Tensor]
+    """[T, 2 F] -> [T, F] = gelu(first half) * second half, gelu by its approximation with tanh (arXiv 1606.08415)."""
 
 
 Function = TypeVar("Function", bound=Callable[..., object])

@@ -105,6 +105,24 @@ def test_silu_mul_at_the_ends_of_the_range(ops: Ops) -> None:
     assert out[5].isnan()
 
 
+@pytest.mark.parametrize(("rows", "f"), [(1, 1536), (3, 13), (70, 601)])
+def test_gelu_tanh_mul(ops: Ops, rows: int, f: int) -> None:
+    gate_up = randn(rows, 2 * f)
+    for scale in (1, 20):
+        gate, up = (gate_up * scale).chunk(2, dim=1)
+        exact = EXACT.gelu_tanh_mul((gate_up * scale).double())
+        error = (ops.gelu_tanh_mul(gate_up * scale).double() - exact).abs() / (gate * up).abs()
+        assert error.max() <= 5e-7
+
+
+def test_gelu_tanh_mul_at_the_ends_of_the_range(ops: Ops) -> None:
+    gate = torch.tensor([[0.0, -1e4, 1e4, -20.0, 20.0, float("nan"), float("inf"), -1e30, 1e30]])
+    out = ops.gelu_tanh_mul(torch.cat([gate, torch.ones_like(gate)], dim=1))[0]
+    assert torch.equal(out[[0, 2, 4, 6, 8]], gate[0, [0, 2, 4, 6, 8]])
+    assert out[[1, 3, 7]].abs().max() < 1e-7
+    assert out[5].isnan()
+
+
 # Operations on heads and the KV cache
 
 
