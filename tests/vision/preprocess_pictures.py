@@ -1,10 +1,28 @@
-"""Test pictures, and the comparison of a recipe with a Pillow processor of transformers."""
+"""Test pictures, and what a recipe and the engine together make of one: the numbers that a tower is given."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+
+from vision.encoder.inputs import image_input
+from vision.encoder.model import ImageInput
+from vision.preprocess.common import Recipe
+from vision.preprocess.pixtral import Pixtral
+from vision.preprocess.qwen2_vl import Qwen2VL
+from vision.tower_config import (
+    BlockConfig,
+    BlockKeys,
+    FixedGridConfig,
+    FixedGridKeys,
+    MergeConfig,
+    MergeKeys,
+    PackedConfig,
+    VisionTowerConfig,
+)
 
 SIZES = (
     *((1, 1), (1, 2), (2, 1), (1, 40), (40, 1), (3, 3), (3, 17), (17, 3), (4, 4), (5, 7), (7, 5), (13, 14), (14, 14)),
@@ -48,3 +66,72 @@ def pictures(sizes: tuple[tuple[int, int], ...] = SIZES) -> Iterator[NDArray[np.
 def as_pil(image_HWC: NDArray[np.uint8]) -> Image.Image:
     """What the processors take without guessing which axis is the channel."""
     return Image.fromarray(image_HWC)
+
+
+KEYS = BlockKeys(layer="{}", norm1="", norm2="", qkv=("",), out="", mlp_in=("",), mlp_out="")
+BLOCK = BlockConfig(
+    hidden_size=8, intermediate_size=8, num_heads=1, norm="layer", norm_eps=1e-5, activation="gelu", keys=KEYS
+)
+PACKED = PackedConfig(
+    block=BLOCK,
+    num_layers=1,
+    patch_size=1,
+    patch_width=3,
+    patch_key="",
+    patch_bias=False,
+    patch_rank=4,
+    merge_size=1,
+    rope_theta=1e4,
+    layout="pixels",
+)
+FIXED = FixedGridConfig(
+    block=BLOCK,
+    keys=FixedGridKeys(patch="", position=""),
+    num_layers=1,
+    image_size=1,
+    patch_size=1,
+    num_channels=3,
+    patch_bias=False,
+    feature_layers=(1,),
+    drop_class_token=False,
+)
+PROJECTOR = MergeConfig(in_size=8, out_size=8, hidden_size=8, keys=MergeKeys(first=""), bias=False)
+
+
+def tower_of(recipe: Recipe) -> VisionTowerConfig:
+    """A tower that takes what the recipe makes; only what tells the order of the numbers means anything."""
+    tower: PackedConfig | FixedGridConfig = FIXED
+    if isinstance(recipe, Qwen2VL):
+        width = 3 * recipe.temporal * recipe.patch**2
+        tower = replace(
+            PACKED, layout="cells", patch_size=recipe.patch, merge_size=recipe.merge, patch_width=width, patch_rank=5
+        )
+    elif isinstance(recipe, Pixtral):
+        tower = PACKED
+    return VisionTowerConfig(family="", tower=tower, projector=PROJECTOR)
+
+
+def tower_input(recipe: Recipe, image_HWC: NDArray[np.uint8], tower: VisionTowerConfig | None = None) -> ImageInput:
+    """What the tower is given for the picture; one after the recipe's kind unless given."""
+    layout, tiles_NHWC = recipe.layout(*image_HWC.shape[:2]), recipe.tiles(image_HWC)
+    assert tiles_NHWC.dtype == np.uint8 and tiles_NHWC.flags.c_contiguous
+    assert tiles_NHWC.shape == (layout.tiles, layout.height, layout.width, 3)
+    data = torch.frombuffer(bytearray(tiles_NHWC.tobytes()), dtype=torch.uint8)
+    return image_input(
+        tower or tower_of(recipe),
+        torch.from_numpy(recipe.finish.table()),
+        data.reshape(tiles_NHWC.shape),
+        rows=layout.rows,
+        cols=layout.cols,
+        image_height=layout.image_height,
+        image_width=layout.image_width,
+    )
+
+
+def numbers(
+    recipe: Recipe, image_HWC: NDArray[np.uint8], tower: VisionTowerConfig | None = None
+) -> NDArray[np.float32]:
+    """float32: tiles [N, 3, H, W], or patches [T, K] of the packed towers that take those."""
+    found: NDArray[np.float32] = tower_input(recipe, image_HWC, tower).pixels.numpy()
+    assert found.dtype == np.float32
+    return found

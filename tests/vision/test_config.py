@@ -28,11 +28,13 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from tests.vision.preprocess_pictures import as_pil, picture
+from tests.vision.preprocess_pictures import as_pil, numbers, picture
 from vision.config import FAMILIES, Preprocessor, read_preprocessor
+from vision.encoder.readers import read_vision
 from vision.placeholders import Piece
 from vision.preprocess.common import ImageShapeError
 from vision.preprocess.values import PreprocessorError
+from vision.tower_config import VisionTowerConfig
 
 SQUARE = {"size": {"height": 56, "width": 56}}
 CUT = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
@@ -58,7 +60,11 @@ CASES: dict[str, tuple[object, object, int]] = {
     ),
     "llava pixtral": (
         PixtralImageProcessorPil(size={"longest_edge": 96}),
-        LlavaConfig(vision_config={"model_type": "pixtral", "patch_size": 16, "image_size": 96}),
+        LlavaConfig(
+            vision_config={"model_type": "pixtral", "patch_size": 16, "image_size": 96},
+            vision_feature_select_strategy="full",
+            vision_feature_layer=-1,
+        ),
         4 * 6,
     ),
     "llava_next": (
@@ -108,6 +114,14 @@ def read(name: str, **changes: object) -> Preprocessor:
     return read_preprocessor(processor.to_dict(), None, {**model.to_dict(), **changes})  # type: ignore[attr-defined]
 
 
+def tower(name: str) -> VisionTowerConfig:
+    config = CASES[name][1].to_dict()  # type: ignore[attr-defined]
+    vision = config["vision_config"]
+    # the mixture-of-experts model has the tower of the dense one
+    config["model_type"] = config["model_type"].removesuffix("_moe")
+    return read_vision(config, vision.get("out_hidden_size") or vision["hidden_size"])
+
+
 def embeddings(pieces: tuple[Piece, ...]) -> int:
     return sum(piece for piece in pieces if isinstance(piece, int))
 
@@ -118,7 +132,7 @@ def test_saved_configurations_give_the_same_pixels(name: str) -> None:
     found, image_HWC = read(name), picture(60, 100, 0)
     options = {"patch_size": 28} if name == "mistral3" else {}
     expected = processor(as_pil(image_HWC), return_tensors="np", **options)["pixel_values"]  # type: ignore[operator]
-    pixels = found.recipe.pixels(image_HWC)
+    pixels = numbers(found.recipe, image_HWC, tower(name))
     assert np.array_equal(pixels, expected.reshape(pixels.shape))
     assert embeddings(found.markup.pieces(found.recipe.layout(60, 100))) == count
 
@@ -177,7 +191,7 @@ def test_onevision_has_one_view_of_each_of_several_images() -> None:
     several, images = found.for_images(2), [picture(60, 100, 0), picture(90, 31, 1)]
     pair = [[as_pil(image_HWC) for image_HWC in images]]
     expected = processor(pair, return_tensors="np")["pixel_values"]  # type: ignore[operator]
-    assert np.array_equal(np.stack([several.recipe.pixels(image_HWC) for image_HWC in images]), expected)
+    assert np.array_equal(np.stack([numbers(several.recipe, image_HWC) for image_HWC in images]), expected)
     assert several.markup.pieces(several.recipe.layout(60, 100)) == (17,)
     assert several.fingerprint() != found.fingerprint()
     assert read("llava clip").for_images(3) == read("llava clip")

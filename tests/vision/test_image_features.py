@@ -19,7 +19,7 @@ from transformers import (
     Mistral3Model,
 )
 
-from tests.vision.preprocess_pictures import picture
+from tests.vision.preprocess_pictures import numbers, picture
 from vision.config import read_preprocessor
 
 WIDTH = 16
@@ -78,7 +78,7 @@ def test_room_in_the_prompt_is_what_the_tower_gives(family: str) -> None:
         room = sum(piece for piece in preprocessor.markup.pieces(layout) if isinstance(piece, int))
         if family == "mistral3" and room == 1:
             continue  # transformers 5.24 cannot split the features of a single patch
-        pixels = torch.from_numpy(preprocessor.recipe.pixels(picture(height, width, 1)))
+        pixels = torch.from_numpy(numbers(preprocessor.recipe, picture(height, width, 1)))
         with torch.no_grad():
             if family in ("llava_next", "llava_onevision"):
                 found = model.get_image_features(pixels[None], image_sizes=torch.tensor([[height, width]]))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tests.vision.preprocess_pictures import SIZES, as_pil, picture, pictures
+from tests.vision.preprocess_pictures import SIZES, as_pil, numbers, picture, pictures
 from vision.preprocess import qwen2_vl
 from vision.preprocess.common import ImageShapeError
 from vision.preprocess.values import Values
@@ -26,7 +26,7 @@ def check(config: dict[str, object], sizes: tuple[tuple[int, int], ...]) -> None
     recipe, processor = qwen2_vl.read(Values(config)), Qwen2VLImageProcessorPil(**config)
     for image_HWC in pictures(sizes):
         expected = processor(as_pil(image_HWC), return_tensors="np")
-        found, layout = recipe.pixels(image_HWC), recipe.layout(*image_HWC.shape[:2])
+        found, layout = numbers(recipe, image_HWC), recipe.layout(*image_HWC.shape[:2])
         assert found.dtype == np.float32 and np.array_equal(found, expected["pixel_values"]), image_HWC.shape
         grid = [1, layout.height // recipe.patch, layout.width // recipe.patch]
         assert expected["image_grid_thw"].tolist() == [grid]
@@ -46,4 +46,4 @@ def test_extreme_aspects_are_refused() -> None:
     assert recipe.layout(1, 200).tiles == 1
     for size in ((1, 201), (201, 1)):
         with pytest.raises(ImageShapeError, match="more than 200 times longer than wide"):
-            recipe.pixels(picture(*size, 0))
+            recipe.tiles(picture(*size, 0))

@@ -11,7 +11,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from tests.vision.preprocess_pictures import SIZES, as_pil, picture, pictures
+from tests.vision.preprocess_pictures import SIZES, as_pil, numbers, picture, pictures
 from vision.preprocess import idefics3, internvl, llava_next
 from vision.preprocess.common import Recipe
 from vision.preprocess.values import PreprocessorError, Values
@@ -61,7 +61,7 @@ def check(recipe: Recipe, processor: object, sizes: tuple[tuple[int, int], ...])
     counts = set()
     for image_HWC in pictures(sizes):
         expected = processor(as_pil(image_HWC), return_tensors="np")["pixel_values"]  # type: ignore[operator]
-        found = recipe.pixels(image_HWC)
+        found = numbers(recipe, image_HWC)
         layout = recipe.layout(*image_HWC.shape[:2])
         assert found.dtype == np.float32, image_HWC.shape
         assert np.array_equal(found, expected.reshape(-1, *expected.shape[-3:])), image_HWC.shape
@@ -87,7 +87,7 @@ def test_llava_onevision_with_several_images_takes_one_square_view_of_each(confi
     recipe, processor = llava_next.read_llava_onevision(Values(config)), LlavaOnevisionImageProcessorPil(**config)
     images = list(pictures())
     expected = processor([[as_pil(image_HWC) for image_HWC in images]], return_tensors="np")["pixel_values"]
-    found = [recipe.one_of_many().pixels(image_HWC) for image_HWC in images]
+    found = [numbers(recipe.one_of_many(), image_HWC) for image_HWC in images]
     assert np.array_equal(np.stack(found), expected)
 
 
@@ -141,5 +141,5 @@ def test_pinpoints_must_be_whole_tiles() -> None:
 def test_recipes_leave_the_image_as_it_was() -> None:
     image_HWC = picture(60, 90, 0)
     before = image_HWC.copy()
-    idefics3.read(Values(IDEFICS_CONFIGS[0])).pixels(image_HWC)
+    idefics3.read(Values(IDEFICS_CONFIGS[0])).tiles(image_HWC)
     assert np.array_equal(image_HWC, before)

@@ -8,7 +8,7 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from tests.vision.preprocess_pictures import SIZES, as_pil, picture, pictures
+from tests.vision.preprocess_pictures import SIZES, as_pil, numbers, picture, pictures
 from vision.preprocess import clip, pixtral
 from vision.preprocess.common import ImageShapeError, Recipe
 from vision.preprocess.values import PreprocessorError, Values
@@ -32,7 +32,7 @@ PIXTRAL_CONFIGS = (
 def check(recipe: Recipe, processor: object, sizes: tuple[tuple[int, int], ...]) -> None:
     for image_HWC in pictures(sizes):
         expected = processor(as_pil(image_HWC), return_tensors="np")["pixel_values"]  # type: ignore[operator]
-        found = recipe.pixels(image_HWC)
+        found = numbers(recipe, image_HWC)
         layout = recipe.layout(*image_HWC.shape[:2])
         assert found.dtype == np.float32 and np.array_equal(found, expected), image_HWC.shape
         assert found.shape == (layout.tiles, 3, layout.height, layout.width) and layout.tiles == 1
@@ -76,20 +76,20 @@ def test_every_byte_in_every_channel() -> None:
     for scale in (1 / 255, 0.00392156862745098, 1 / 127.5, 0.0037):
         config = {"size": 16, "crop_size": 16, "rescale_factor": scale}
         expected = CLIPImageProcessorPil(**config)(as_pil(image_HWC), return_tensors="np")["pixel_values"]
-        assert np.array_equal(clip.read_clip(Values(config)).pixels(image_HWC), expected)
+        assert np.array_equal(numbers(clip.read_clip(Values(config)), image_HWC), expected)
 
 
 def test_a_line_is_refused_before_it_becomes_gigabytes() -> None:
     recipe = clip.read_clip(Values({"size": 336, "crop_size": 336}))
     line = picture(1, 4000, 0)
-    for call in (lambda: recipe.layout(1, 4000), lambda: recipe.pixels(line)):
+    for call in (lambda: recipe.layout(1, 4000), lambda: recipe.tiles(line)):
         with pytest.raises(ImageShapeError, match=r"4000 x 1 pixels would be resized to 1344000 x 336.*16777216"):
             call()
     padded = clip.read_llava(Values({"size": 336, "crop_size": 336, "do_pad": True}))
     with pytest.raises(ImageShapeError, match=r"9000 x 1 pixels would be resized to 9000 x 9000.*67108864"):
         padded.layout(1, 9000)
     with pytest.raises(ImageShapeError, match="nothing"):
-        pixtral.read(Values({}), 16).pixels(line)
+        pixtral.read(Values({}), 16).tiles(line)
 
 
 @pytest.mark.parametrize(

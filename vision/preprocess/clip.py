@@ -1,6 +1,6 @@
 """One square view: CLIP, LLaVA's padded variant, SigLIP and Gemma 3.
 
-Called by the worker pool of the API process (`pixels`), by prompt building (`layout`) and by `vision/config.py`
+Called by the worker pool of the API process (`tiles`), by prompt building (`layout`) and by `vision/config.py`
 (`read_*`). Equals CLIPImageProcessorPil, LlavaImageProcessorPil, SiglipImageProcessorPil and Gemma3ImageProcessorPil.
 """
 
@@ -12,7 +12,6 @@ from PIL import Image
 from vision.preprocess.common import (
     MAX_SQUARE_PIXELS,
     Finish,
-    Float,
     Layout,
     Target,
     UInt8,
@@ -46,14 +45,14 @@ class OneView:
             height, width = self.crop
         return Layout(image_height=image_height, image_width=image_width, height=height, width=width)
 
-    def pixels(self, image_HWC: UInt8) -> Float:
-        """float32 [1, 3, H, W]. Raises ImageShapeError."""
+    def tiles(self, image_HWC: UInt8) -> UInt8:
+        """uint8 [1, H, W, 3]. Raises ImageShapeError."""
         if self.square:
             image_HWC = pad_to_square(image_HWC, self.finish.mean)
         image_HWC = self.finish.resize(image_HWC, *target_size(*sides(image_HWC), self.target))
         if self.crop is not None:
             image_HWC = center_crop(image_HWC, *self.crop)
-        return self.finish.normalise([np.ascontiguousarray(image_HWC)])
+        return np.ascontiguousarray(image_HWC)[None]
 
 
 def read_target(values: Values, default: int) -> Target:

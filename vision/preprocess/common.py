@@ -1,11 +1,12 @@
 """What the preprocessing recipes share: types, the layout of an image, Pillow resizing, exact normalisation.
 
 Called by the recipes beside it, in the API process' worker pool. numpy and Pillow only; every function is pure.
-Shape suffixes: N tiles, C channels (3), H height, W width, P patches, D values in a patch.
+Shape suffixes: N tiles, C channels (3), H height, W width, V values of a byte (256).
 
-Every recipe first cuts and resizes in uint8, as the Pillow processors of transformers do (each resize rounds), and
-looks the 256 possible values up in a table last. The table holds exactly what those processors compute: a float64
-product rounded to float32, then a float32 difference and quotient.
+Every recipe cuts and resizes in uint8, as the Pillow processors of transformers do (each resize rounds). What becomes
+of the 256 possible values in the end is a table, which the engine looks them up in (`vision/encoder/inputs.py`): bytes
+are a quarter of what would have to be sent. It holds exactly what those processors compute: a float64 product rounded
+to float32, then a float32 difference and quotient.
 """
 
 from collections.abc import Sequence
@@ -55,12 +56,17 @@ class Layout:
 class Recipe(Protocol):
     """A model family's way from RGB to what its tower takes."""
 
+    @property
+    def finish(self) -> "Finish":
+        """The same for every image of a checkpoint."""
+        ...
+
     def layout(self, image_height: int, image_width: int) -> Layout:
         """Sizes alone. Raises ImageShapeError for an image that the recipe cannot take."""
         ...
 
-    def pixels(self, image_HWC: UInt8) -> Float:
-        """float32: tiles [N, 3, H, W], or patches [P, D] of the packed recipes. Raises ImageShapeError."""
+    def tiles(self, image_HWC: UInt8) -> UInt8:
+        """uint8 [N, H, W, 3], contiguous, N, H and W as the layout says. Raises ImageShapeError."""
         ...
 
 
@@ -73,16 +79,6 @@ class Finish:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def normalise(self, tiles: Sequence[UInt8]) -> Float:
-        """Tiles of one size, uint8 [H, W, 3] -> float32 [N, 3, H, W]."""
-        height, width = tiles[0].shape[:2]
-        table_CV = self._table()
-        out_NCHW = np.empty((len(tiles), 3, height, width), np.float32)
-        for tile_HWC, out_CHW in zip(tiles, out_NCHW, strict=True):
-            for channel in range(3):
-                np.take(table_CV[channel], tile_HWC[..., channel], out=out_CHW[channel], mode="clip")
-        return out_NCHW
-
     def resize(self, image_HWC: UInt8, height: int, width: int) -> UInt8:
         """uint8 [height, width, 3]; the image itself where it has that size. Raises ImageShapeError."""
         before_height, before_width = image_HWC.shape[:2]
@@ -92,7 +88,7 @@ class Finish:
         resized = Image.fromarray(image_HWC).resize((width, height), resample=Image.Resampling(self.resample))
         return np.asarray(resized)
 
-    def _table(self) -> Float:
+    def table(self) -> Float:
         """float32 [3, 256]: what each byte becomes in each channel."""
         scaled_V = (np.arange(256, dtype=np.float64) * self.scale).astype(np.float32)
         mean_C1, std_C1 = (np.array(values, np.float32)[:, None] for values in (self.mean, self.std))

@@ -1,6 +1,6 @@
 """Tiles and a whole view after three Lanczos resizes: Idefics3 and SmolVLM.
 
-Called by the worker pool of the API process (`pixels`), by prompt building (`layout`) and by `vision/config.py`
+Called by the worker pool of the API process (`tiles`), by prompt building (`layout`) and by `vision/config.py`
 (`read`). Equals Idefics3ImageProcessorPil and SmolVLMImageProcessorPil. Every tile is a full square, so that the pixel
 mask of those processors is one everywhere and is not made.
 """
@@ -8,9 +8,10 @@ mask of those processors is one everywhere and is not made.
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from PIL import Image
 
-from vision.preprocess.common import Finish, Float, Layout, UInt8, check_size, cut, sides
+from vision.preprocess.common import Finish, Layout, UInt8, check_size, cut, sides
 from vision.preprocess.values import HALF, Values
 
 MAX_LONGEST_EDGE = 4096
@@ -46,14 +47,14 @@ class Idefics3:
             cols=cols,
         )
 
-    def pixels(self, image_HWC: UInt8) -> Float:
-        """float32 [N, 3, tile, tile]: the tiles in reading order, the whole view last. Raises ImageShapeError."""
+    def tiles(self, image_HWC: UInt8) -> UInt8:
+        """uint8 [N, tile, tile, 3]: the tiles in reading order, the whole view last. Raises ImageShapeError."""
         image_HWC = self.finish.resize(image_HWC, *self._first_size(*sides(image_HWC)))
         if self.split:
             image_HWC = self.finish.resize(image_HWC, *self._multiple(*sides(image_HWC)))
         whole_HWC = self.finish.resize(image_HWC, self.tile, self.tile)
         is_cut = self.split and max(image_HWC.shape[:2]) > self.tile
-        return self.finish.normalise([*(cut(image_HWC, self.tile, self.tile) if is_cut else []), whole_HWC])
+        return np.stack([*(cut(image_HWC, self.tile, self.tile) if is_cut else []), whole_HWC])
 
     def _first_size(self, height: int, width: int) -> tuple[int, int]:
         """The longest edge as configured, the other one truncated and then made even, neither above the bound."""

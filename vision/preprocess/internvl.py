@@ -1,14 +1,15 @@
 """Tiles of the grid whose aspect is nearest, and a thumbnail: InternVL (GotOcr2's processor).
 
-Called by the worker pool of the API process (`pixels`), by prompt building (`layout`) and by `vision/config.py`
+Called by the worker pool of the API process (`tiles`), by prompt building (`layout`) and by `vision/config.py`
 (`read`). Equals GotOcr2ImageProcessorPil.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 from PIL import Image
 
-from vision.preprocess.common import Finish, Float, Layout, UInt8, check_size, cut, sides
+from vision.preprocess.common import Finish, Layout, UInt8, check_size, cut, sides
 from vision.preprocess.values import CLIP_MEAN, CLIP_STD, Values
 
 MAX_TILES = 64
@@ -39,14 +40,14 @@ class InternVL:
             cols=cols * is_cut,
         )
 
-    def pixels(self, image_HWC: UInt8) -> Float:
-        """float32 [N, 3, H, W]: the tiles in reading order, the thumbnail last."""
+    def tiles(self, image_HWC: UInt8) -> UInt8:
+        """uint8 [N, H, W, 3]: the tiles in reading order, the thumbnail last."""
         rows, cols = self._grid(*sides(image_HWC))
         canvas_HWC = self.finish.resize(image_HWC, rows * self.height, cols * self.width)
         tiles = cut(canvas_HWC, self.height, self.width)
         if len(tiles) > 1:
             tiles.append(self.finish.resize(image_HWC, self.height, self.width))
-        return self.finish.normalise(tiles)
+        return np.stack(tiles)
 
     def _grid(self, image_height: int, image_width: int) -> tuple[int, int]:
         """(rows, cols). Among grids of one aspect the larger, as long as the image fills more than half of it."""

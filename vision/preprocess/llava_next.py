@@ -1,6 +1,6 @@
 """Any resolution: LLaVA-NeXT and LLaVA-OneVision, a whole view followed by the tiles of the best fitting grid.
 
-Called by the worker pool of the API process (`pixels`), by prompt building (`layout`) and by `vision/config.py`
+Called by the worker pool of the API process (`tiles`), by prompt building (`layout`) and by `vision/config.py`
 (`read_*`). Equals LlavaNextImageProcessorPil and LlavaOnevisionImageProcessorPil, less the tiles of zeros that they add
 to make a batch.
 """
@@ -14,7 +14,6 @@ from PIL import Image
 from vision.preprocess.clip import OneView, read_crop, read_target
 from vision.preprocess.common import (
     Finish,
-    Float,
     Layout,
     Target,
     UInt8,
@@ -58,14 +57,14 @@ class AnyResolution:
             cols=cols,
         )
 
-    def pixels(self, image_HWC: UInt8) -> Float:
-        """float32 [N, 3, H, W]: the whole view, then the tiles in reading order. Raises ImageShapeError."""
+    def tiles(self, image_HWC: UInt8) -> UInt8:
+        """uint8 [N, H, W, 3]: the whole view, then the tiles in reading order. Raises ImageShapeError."""
         whole = self.target if isinstance(self.target, tuple) else (self.target, self.target)
         tiles = [self.finish.resize(image_HWC, *whole), *cut(self._fitted(image_HWC), self.tile, self.tile)]
         tiles = [self.finish.resize(tile, *target_size(*sides(tile), self.target)) for tile in tiles]
         if self.crop is not None:
             tiles = [center_crop(tile, *self.crop) for tile in tiles]
-        return self.finish.normalise(tiles)
+        return np.stack(tiles)
 
     def one_of_many(self) -> OneView:
         """The recipe of LLaVA-OneVision for an image that is not the only one: a square view of it, no tiles."""

@@ -1,15 +1,16 @@
 """The image's own aspect, sides rounded up to whole merged patches: Pixtral and Mistral 3.
 
-Called by the worker pool of the API process (`pixels`), by prompt building (`layout`) and by `vision/config.py`
+Called by the worker pool of the API process (`tiles`), by prompt building (`layout`) and by `vision/config.py`
 (`read`). Equals PixtralImageProcessorPil, less the zeros that it adds to make a batch.
 """
 
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from PIL import Image
 
-from vision.preprocess.common import Finish, Float, Layout, UInt8, check_size, sides
+from vision.preprocess.common import Finish, Layout, UInt8, check_size, sides
 from vision.preprocess.values import CLIP_MEAN, CLIP_STD, Values
 
 
@@ -32,10 +33,10 @@ class Pixtral:
         check_size(image_height, image_width, height, width)
         return Layout(image_height=image_height, image_width=image_width, height=height, width=width)
 
-    def pixels(self, image_HWC: UInt8) -> Float:
-        """float32 [1, 3, H, W]. Raises ImageShapeError."""
+    def tiles(self, image_HWC: UInt8) -> UInt8:
+        """uint8 [1, H, W, 3]. Raises ImageShapeError."""
         layout = self.layout(*sides(image_HWC))
-        return self.finish.normalise([self.finish.resize(image_HWC, layout.height, layout.width)])
+        return np.ascontiguousarray(self.finish.resize(image_HWC, layout.height, layout.width))[None]
 
 
 def read(values: Values, unit: int) -> Pixtral:

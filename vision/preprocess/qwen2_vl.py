@@ -1,6 +1,6 @@
 """Packed patches at the image's own resolution: Qwen2-VL, Qwen2.5-VL, Qwen3-VL.
 
-Called by the worker pool of the API process (`pixels`), by prompt building (`layout`) and by `vision/config.py`
+Called by the worker pool of the API process (`tiles`), by prompt building (`layout`) and by `vision/config.py`
 (`read`). Equals Qwen2VLImageProcessorPil.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from vision.preprocess.common import Finish, Float, ImageShapeError, Layout, UInt8, check_size, sides
+from vision.preprocess.common import Finish, ImageShapeError, Layout, UInt8, check_size, sides
 from vision.preprocess.values import CLIP_MEAN, CLIP_STD, Values
 
 MAX_ASPECT = 200
@@ -38,18 +38,10 @@ class Qwen2VL:
         check_size(image_height, image_width, height, width)
         return Layout(image_height=image_height, image_width=image_width, height=height, width=width)
 
-    def pixels(self, image_HWC: UInt8) -> Float:
-        """float32 [P, D]: patches in blocks of merge x merge, D = (channel, frame, row, column). Raises
-        ImageShapeError."""
+    def tiles(self, image_HWC: UInt8) -> UInt8:
+        """uint8 [1, H, W, 3]. Raises ImageShapeError."""
         layout = self.layout(*sides(image_HWC))
-        image_CHW = self.finish.normalise([self.finish.resize(image_HWC, layout.height, layout.width)])[0]
-        merge, patch = self.merge, self.patch
-        rows, cols = layout.height // patch, layout.width // patch
-        blocks = image_CHW.reshape(3, rows // merge, merge, patch, cols // merge, merge, patch)
-        blocks = blocks.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
-        repeated = np.broadcast_to(blocks, (*blocks.shape[:5], self.temporal, patch, patch))
-        patches_PD: Float = repeated.reshape(rows * cols, 3 * self.temporal * patch * patch)
-        return patches_PD
+        return np.ascontiguousarray(self.finish.resize(image_HWC, layout.height, layout.width))[None]
 
     def _smart_size(self, height: int, width: int) -> tuple[int, int]:
         unit = self.patch * self.merge
