@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scheduler.plan import StepPlan
+
+Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +63,40 @@ class Batch:
         return int(self.kv_lens_S.shape[0])
 
 
-def _starts(lengths: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+def _starts(lengths: Int32) -> Int32:
     starts = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=starts[1:])
     return starts
 
 
-def make_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
-    """Derive positions and slots from a plan. Raises AssertionError where the plan contradicts itself."""
+def _visible(plan: StepPlan, positions: Int32, ends: Int32) -> Int32:
+    """[T, 2]: the image's whole span for rows of an image, (p, p + 1) for others. `ends` [T]: keys of the sequence."""
+    visible = np.stack([positions, positions + 1], axis=1)
+    spans = plan.images
+    for row, length, start, end in zip(spans.rows, spans.lengths, spans.starts, spans.ends, strict=True):
+        rows = slice(row, row + length)
+        inside = start <= positions[row] and positions[row] + length <= end <= ends[row]
+        assert inside, f"a span at {start} .. {end} has rows at {positions[rows]} of {ends[row]} keys"
+        visible[rows] = start, end
+    return visible
+
+
+def _rope_positions(plan: StepPlan, device: torch.device) -> Tensor | None:
+    if not plan.rope_positions:
+        return None
+    assert len(plan.rope_positions) == 3 * len(plan.token_ids), "rope_positions must be three a token"
+    return torch.frombuffer(plan.rope_positions, dtype=torch.int32).view(-1, 3).to(device)
+
+
+def make_batch(
+    plan: StepPlan,
+    block_size: int,
+    device: torch.device,
+    images: tuple[ImageRows, ...] = (),
+    bidirectional: bool = False,
+) -> Batch:
+    """Derive positions and slots from a plan; `images` are the embeddings of its spans, `bidirectional` says that
+    attention within an image goes both ways. Raises AssertionError where the plan contradicts itself."""
     query_lens = np.frombuffer(plan.query_lens, dtype=np.int32)
     kv_lens = np.frombuffer(plan.kv_lens, dtype=np.int32)
     tables = np.frombuffer(plan.block_tables, dtype=np.int32)
@@ -78,7 +107,9 @@ def make_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
     positions = np.arange(len(plan.token_ids), dtype=np.int32) + (kv_lens - query_lens - query_starts[:-1])[row_of_T]
     slots = tables[table_starts[row_of_T] + positions // block_size].astype(np.int64) * block_size
     slots += positions % block_size
-    positions_T = torch.from_numpy(positions.astype(np.int32, copy=False)).to(device)
+    positions = positions.astype(np.int32, copy=False)
+    visible = _visible(plan, positions, kv_lens[row_of_T]) if bidirectional and plan.images.rows else None
+    positions_T = torch.from_numpy(positions).to(device)
     return Batch(
         token_ids_T=torch.frombuffer(plan.token_ids, dtype=torch.int32).to(device),
         positions_T=positions_T,
@@ -89,4 +120,7 @@ def make_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
         table_starts_S1=torch.from_numpy(table_starts).to(device),
         block_size=block_size,
         rope_rows_T=positions_T,
+        rope_positions_T3=_rope_positions(plan, device),
+        visible_T2=None if visible is None else torch.from_numpy(visible).to(device),
+        images=images,
     )

@@ -38,6 +38,10 @@ class RuntimeConfig:
             "unit": "bytes",
         },
     )
+    encoder_cache_bytes: int = field(
+        default=128 * 2**20,
+        metadata={"help": "size of the cache of encoded images, within the memory budget", "unit": "bytes"},
+    )
     num_kv_blocks: int = field(
         default=0, metadata={"help": "KV blocks in the pool; 0: as many as the memory budget and max-num-seqs can use"}
     )
@@ -49,7 +53,7 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
-        for name in ("max_model_len", "memory_budget", "num_kv_blocks", "threads"):
+        for name in ("max_model_len", "memory_budget", "encoder_cache_bytes", "num_kv_blocks", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
         if self.threads > MAX_THREADS:
@@ -67,6 +71,15 @@ class RuntimeInfo:
     block_size: int
     weight_bytes: int
     kv_bytes: int
+    max_num_batched_tokens: int
+    """Tokens of a step at most: as configured, or more where an image's embeddings must fit beside the other
+    sequences."""
+    bytes_per_embedding: int = 0
+    """Memory that one embedding of an image takes in the encoder cache; 0: the model takes no images."""
+    encoder_cache_bytes: int = 0
+    """What the encoder cache may hold; 0 for a model without images."""
+    whole_span: int = 0
+    """Longest span of image embeddings that a step must not cut; 0: spans may be cut anywhere."""
     description: str
     """One line for people: architecture, parameters, storage, kernels."""
 
@@ -91,6 +104,50 @@ class RopeConfig:
     """One per rotated pair: divides its frequency (GGUF files carry llama3's scaling this way). Empty: all 1."""
     interleaved: bool = False
     """False: rotate (x[i], x[i + rotary_dim / 2]); True: (x[2i], x[2i + 1])."""
+    mrope_sections: tuple[int, ...] = ()
+    """M-RoPE (Qwen2-VL, arXiv 2409.12191): how many rotated pairs turn by the temporal, the row and the column position
+    of a token; they sum to rotary_dim / 2. Empty: all turn by its position in the sequence."""
+    mrope_interleaved: bool = False
+    """False: the sections follow each other; True: pairs take the three positions in turn (Qwen3-VL)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values are made from a short
+    vector a token. Of a head's `head_dim` channels, `rope.rotary_dim` are rotated, in keys the same ones for all heads.
+    """
+
+    query_rank: int
+    """Length of the vector that queries are made from; 0: from the hidden state itself."""
+    latent_rank: int
+    value_dim: int
+    """Channels of a value head; at most head_dim."""
+    scale: float
+    """Multiplies query times key."""
+    bias: bool
+    """Whether the projections to the short vectors have biases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of a layer's feed-forward block (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
+
+    first_layer: int
+    """Layers before this one have an ordinary feed-forward block."""
+    num_experts: int
+    num_chosen: int
+    """Experts that compute a token."""
+    num_groups: int
+    num_chosen_groups: int
+    """Groups of experts that a token's experts are chosen from."""
+    intermediate_size: int
+    """Of one expert."""
+    shared_size: int
+    """Intermediate size of the block that computes every token beside the chosen experts."""
+    renormalise: bool
+    """Whether the weights of the chosen experts are divided by their sum."""
+    scale: float
+    """Multiplies the weights in the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,3 +174,23 @@ class ModelConfig:
     qk_norm: bool
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    """Of the gate in the feed-forward block."""
+    attention_scale: float = 0.0
+    """What scores are multiplied with; 0: head_dim ** -0.5."""
+    embedding_scale: float = 1.0
+    """What the embeddings of tokens are multiplied with; those of images are not."""
+    norm_weights_less_one: bool = False
+    """The checkpoint holds the weights of RMS norms less 1 (Gemma)."""
+    sandwich_norms: bool = False
+    """What attention and the feed-forward block give is normalised too, before it is added (Gemma)."""
+    local_rope: RopeConfig | None = None
+    """Of the layers with a sliding window, where it differs from that of the others."""
+    bidirectional_images: bool = False
+    """The rows of an image attend to all of its rows (Gemma 3)."""
+    num_deepstack: int = 0
+    """Additional features of an image, one for each of the first layers, that are added to the layer's result."""
+    image_span: int = 0
+    """Embeddings of one image where they must be computed in one step; 0: they may be cut."""
+    latent: LatentAttention | None = None
+    experts: Experts | None = None

@@ -99,5 +99,6 @@ def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: Sched
         block_size=scheduler.block_size,
         weight_bytes=model.weight_bytes,
         kv_bytes=pool.num_blocks * _block_bytes(config, scheduler.block_size),
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
         description=f"{model.description}, {describe(ops)}",
     )

@@ -192,6 +192,7 @@ class FakeEngine:
             block_size=16,
             weight_bytes=0,
             kv_bytes=0,
+            max_num_batched_tokens=512,
             description="fake",
         )
 

@@ -43,6 +43,7 @@ INFO = RuntimeInfo(
     block_size=16,
     weight_bytes=1,
     kv_bytes=1,
+    max_num_batched_tokens=64,
     description="none",
 )
 MAX_UNREAD = 6
