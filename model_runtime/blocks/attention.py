@@ -11,7 +11,7 @@ from model_runtime.batch import Batch
 from model_runtime.config import ModelConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import HeadShape, Ops, RopeTable
-from model_runtime.weights.table import Linear, Parameter, Parameters, Slot, linear_table
+from model_runtime.weights.table import Linear, Parameter, Parameters, Slot, linear_table, norm_table
 
 
 def attention_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
@@ -20,7 +20,7 @@ def attention_table(config: ModelConfig, name: str, key: str) -> list[Parameter]
     qkv = (Slot(f"{key}.q_proj", query_rows), Slot(f"{key}.k_proj", key_rows), Slot(f"{key}.v_proj", key_rows))
     output = (Slot(f"{key}.o_proj", config.hidden_size),)
     norms = [
-        Parameter(name=f"{name}.{norm}", slots=(Slot(f"{key}.{norm}.weight", config.head_dim),))
+        norm_table(f"{name}.{norm}", f"{key}.{norm}", config.head_dim, less_one=config.norm_weights_less_one)
         for norm in ("q_norm", "k_norm")
         if config.qk_norm
     ]
@@ -41,11 +41,11 @@ class HeadNorms:
 
 
 class Attention:
-    """softmax(q k^T / sqrt(D)) v over the sequence's own cached keys, queries and keys rotated by position."""
+    """softmax(q k^T scale) v over the sequence's own cached keys, queries and keys rotated by position."""
 
     def __init__(self, config: ModelConfig, layer: int, name: str, parameters: Parameters) -> None:
         self.shape = HeadShape(num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
-        self.scale = config.head_dim**-0.5
+        self.scale = config.attention_scale or config.head_dim**-0.5
         self.window = config.sliding_windows[layer]
         self.qkv: Linear = parameters.linear(f"{name}.qkv")
         self.output: Linear = parameters.linear(f"{name}.output")

@@ -1,4 +1,4 @@
-"""The gated feed-forward block (SwiGLU, arXiv 2002.05202) with its weight table. Engine and worker processes.
+"""The gated feed-forward block (SwiGLU and GeGLU, arXiv 2002.05202) with its weight table. Engine and worker processes.
 
 Legend: T tokens, C hidden size, F intermediate size.
 """
@@ -21,13 +21,15 @@ def mlp_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
 
 
 class MLP:
-    """down(silu(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, name: str, parameters: Parameters) -> None:
+    def __init__(self, config: ModelConfig, name: str, parameters: Parameters) -> None:
+        self.activation = config.activation
         self.gate_up: Linear = parameters.linear(f"{name}.gate_up")
         self.down: Linear = parameters.linear(f"{name}.down")
 
     def forward(self, ops: Ops, x_TC: Tensor) -> Tensor:
         """[T, C] -> [T, C]."""
         gate_up_T2F = ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
-        return ops.linear(ops.silu_mul(gate_up_T2F), self.down.weight, self.down.bias)
+        product = ops.silu_mul if self.activation == "silu" else ops.gelu_tanh_mul
+        return ops.linear(product(gate_up_T2F), self.down.weight, self.down.bias)

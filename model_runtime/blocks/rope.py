@@ -1,6 +1,6 @@
 """Tables of rotary position embeddings and their context extensions. Built once by the decoder, engine and workers.
 
-Legend: P positions, R2 rotated pairs of channels (rotary_dim / 2).
+Legend: P positions, T tokens of the step, R2 rotated pairs of channels (rotary_dim / 2).
 """
 
 import math
@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from model_runtime.batch import Batch
 from model_runtime.config import RopeConfig
 from model_runtime.ops.registry import RopeTable
 
@@ -62,3 +63,39 @@ def rope_table(rope: RopeConfig, max_position: int, device: torch.device) -> Rop
         sin_PR2=angles_PR2.sin_().mul_(rope.attention_factor).to(device),
         interleaved=rope.interleaved,
     )
+
+
+def mrope_axes(rope: RopeConfig) -> Tensor:
+    """int64 [R2]: which position of a token each pair turns by: 0 temporal, 1 row, 2 column."""
+    if not rope.mrope_interleaved:
+        axes = [index % 3 for index, length in enumerate(rope.mrope_sections) for _ in range(length)]
+        return torch.tensor(axes)
+    axes_R2 = torch.zeros(rope.rotary_dim // 2, dtype=torch.int64)
+    for axis in (1, 2):
+        axes_R2[axis : 3 * rope.mrope_sections[axis] : 3] = axis
+    return axes_R2
+
+
+class Rotations:
+    """The rope table of a model, from which each step takes what its tokens need."""
+
+    def __init__(self, rope: RopeConfig, max_position: int, device: torch.device) -> None:
+        self.table = rope_table(rope, max_position, device)
+        self.axes_R2 = mrope_axes(rope).to(device) if rope.mrope_sections else None
+
+    def of_step(self, batch: Batch) -> RopeTable:
+        """The table itself, whose rows are positions; or one with a row for each token where the batch says that rows
+        and columns of images count. A token whose three positions are equal gets the same numbers either way.
+
+        Raises AssertionError for a batch with such positions if the model has no use for them, RuntimeError for
+        positions outside the table.
+        """
+        if batch.rope_positions_T3 is None:
+            return self.table
+        assert self.axes_R2 is not None, "the batch has rope positions, the model turns by the position alone"
+        rows_TR2 = batch.rope_positions_T3[:, self.axes_R2].long()
+        return RopeTable(
+            cos_PR2=self.table.cos_PR2.gather(0, rows_TR2),
+            sin_PR2=self.table.sin_PR2.gather(0, rows_TR2),
+            interleaved=self.table.interleaved,
+        )

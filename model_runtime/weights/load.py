@@ -81,7 +81,8 @@ def load_parameters(
     for parameter in table:
         stacked = _read(parameter, source).to(device)
         if parameter.columns is None:
-            parameters.vectors[parameter.name] = stacked.float()
+            vector = stacked.float()
+            parameters.vectors[parameter.name] = vector + parameter.added if parameter.added else vector
         else:
             parameters.matrices[parameter.name] = ops.pack(stacked)
         done += stacked.numel()

@@ -28,6 +28,8 @@ class Parameter:
     slots: tuple[Slot, ...]
     columns: int | None = None
     """K, or None for a vector."""
+    added: float = 0.0
+    """Added to every number of a vector once it is float32."""
 
     @property
     def rows(self) -> int:
@@ -50,6 +52,11 @@ def linear_table(name: str, slots: tuple[Slot, ...], columns: int, bias: bool) -
         )
         for ending, width in endings
     ]
+
+
+def norm_table(name: str, key: str, width: int, *, less_one: bool) -> Parameter:
+    """The weight of a norm, which the checkpoint holds under `key`.weight; less 1 if so said."""
+    return Parameter(name=name, slots=(Slot(f"{key}.weight", width),), added=1.0 if less_one else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
