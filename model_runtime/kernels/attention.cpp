@@ -1,8 +1,8 @@
-// paged_attention: causal softmax attention straight from the block table.
+// paged_attention: causal softmax attention straight from the block table; tokens of an image may see all of it.
 //
 // The arithmetic of one query head is fixed by its own position: its keys are cut into tiles of 64 and segments of 256
 // absolute positions. Inside a segment an online softmax runs over the tiles in order (Milakov and Gimelshein, arXiv
-// 1805.02867); the segments are then merged in order. Keys past the query, or before its window, are never added in.
+// 1805.02867); the segments are then merged in order. Keys that the query does not see are never added in.
 // Queries of a chunk and heads of a group share each load of keys and values. Long contexts with few sequences are
 // shared between threads by segment. None of this changes the arithmetic.
 #include <algorithm>
@@ -26,37 +26,32 @@ void merge_row(const State& total, const State& part, int64_t row, int64_t D) {
     for (int64_t d = 0; d < D; d++) out[d] = fused(more[d], add, out[d] * keep);
 }
 
-// First segment that a query at `position` sees.
-int64_t first_segment(const Problem& p, int64_t position) {
-    return p.window ? std::max<int64_t>(0, position - p.window + 1) / SEGMENT : 0;
-}
-
 // The item's rows over one segment.
 void attend_segment(const Problem& p, const Item& item, int64_t segment, Scratch& scratch, const State& state) {
     const int64_t group_size = p.H / p.G, rows = item.num_queries * group_size;
-    const int64_t stop = std::min((segment + 1) * SEGMENT, item.position + item.num_queries);
     for (int64_t row = 0; row < rows; row++) {
-        const int64_t token = p.query_starts[item.sequence] + item.query + row / group_size;
+        const int64_t token = item.token + row / group_size;
         const float* query = p.qkv + (token * (p.H + 2 * p.G) + item.group * group_size + row % group_size) * p.D;
         for (int64_t d = 0; d < p.D; d++) scratch.query[row * p.D + d] = query[d] * p.scale;
     }
     clear(state, rows, p.D);
-    for (int64_t start = segment * SEGMENT; start < stop; start += TILE) attend_tile(p, item, start, scratch, state);
+    for (int64_t start = segment * SEGMENT; start < (segment + 1) * SEGMENT; start += TILE)
+        attend_tile(p, item, start, scratch, state);
 }
 
 // Fold a segment into the total of those rows that see it.
 void merge_segment(const Problem& p, const Item& item, int64_t segment, const State& total, const State& part) {
     const int64_t group_size = p.H / p.G;
     for (int64_t row = 0; row < item.num_queries * group_size; row++) {
-        const int64_t position = item.position + row / group_size;
-        if (first_segment(p, position) <= segment && segment * SEGMENT <= position) merge_row(total, part, row, p.D);
+        const Keys keys(p, item, row / group_size);
+        if (keys.meet(segment * SEGMENT, (segment + 1) * SEGMENT)) merge_row(total, part, row, p.D);
     }
 }
 
 void write_out(const Problem& p, const Item& item, const State& total) {
     const int64_t group_size = p.H / p.G;
     for (int64_t row = 0; row < item.num_queries * group_size; row++) {
-        const int64_t token = p.query_starts[item.sequence] + item.query + row / group_size;
+        const int64_t token = item.token + row / group_size;
         float* out = p.out + (token * p.H + item.group * group_size + row % group_size) * p.D;
         for (int64_t d = 0; d < p.D; d++) out[d] = total.out[row * p.D + d] / total.sum[row];
     }
@@ -69,9 +64,14 @@ std::vector<Item> make_items(const Problem& p) {
         const int64_t length = p.query_starts[s + 1] - p.query_starts[s], start = p.kv_lens[s] - length;
         for (int64_t query = 0; query < length; query += queries)
             for (int64_t g = 0; g < p.G; g++) {
-                const int64_t count = std::min(queries, length - query), position = start + query;
-                items.push_back({s, g, query, count, position, first_segment(p, position),
-                                 (position + count - 1) / SEGMENT + 1});
+                const int64_t count = std::min(queries, length - query), first = p.query_starts[s] + query;
+                Item item{s, g, query, count, start + query, first, p.kv_lens[s] / SEGMENT, 0};
+                for (int64_t at = 0; at < count; at++) {
+                    const Keys keys(p, item, at);
+                    item.segment = std::min(item.segment, keys.begin / SEGMENT);
+                    item.segment_end = std::max(item.segment_end, (keys.end - 1) / SEGMENT + 1);
+                }
+                items.push_back(item);
             }
     }
     return items;
@@ -119,13 +119,24 @@ void attend_segments(const Problem& p, const std::vector<Item>& items, int64_t r
     }
 }
 
+// Every token sees keys that exist.
+bool within(const Problem& p) {
+    for (int64_t s = 0; p.visible && s < p.S; s++)
+        for (int64_t token = p.query_starts[s]; token < p.query_starts[s + 1]; token++)
+            if (p.visible[2 * token] < 0 || p.visible[2 * token + 1] > p.kv_lens[s]) return false;
+    return true;
+}
+
 }  // namespace
 
-extern "C" void fl_paged_attention(const float* qkv, const float* key, const float* value, float* out,
-                                   const int32_t* query_starts, const int32_t* kv_lens, const int32_t* tables,
-                                   const int32_t* table_starts, int64_t S, int64_t H, int64_t G, int64_t D, int64_t B,
-                                   float scale, int64_t window) {
-    const Problem p{qkv, key, value, out, query_starts, kv_lens, tables, table_starts, S, H, G, D, B, window, scale};
+// `visible` may be null. Returns 1, having done nothing, if it names a key that does not exist.
+extern "C" int64_t fl_paged_attention(const float* qkv, const float* key, const float* value, float* out,
+                                      const int32_t* query_starts, const int32_t* kv_lens, const int32_t* tables,
+                                      const int32_t* table_starts, const int32_t* visible, int64_t S, int64_t H,
+                                      int64_t G, int64_t D, int64_t B, float scale, int64_t window) {
+    const Problem p{qkv,     key, value, out, query_starts, kv_lens, tables, table_starts,
+                    visible, S,   H,     G,   D,            B,       window, scale};
+    if (!within(p)) return 1;
     const std::vector<Item> items = make_items(p);
     int64_t rows = 0, segments = 0;
     for (const Item& item : items) {
@@ -137,4 +148,5 @@ extern "C" void fl_paged_attention(const float* qkv, const float* key, const flo
         attend_segments(p, items, rows);
     else
         attend_items(p, items, rows);
+    return 0;
 }

@@ -20,6 +20,7 @@ struct Problem {
     const float *qkv, *key, *value;
     float* out;
     const int32_t *query_starts, *kv_lens, *tables, *table_starts;
+    const int32_t* visible;  // for each token first and end of the positions that it sees in any case; or null
     int64_t S, H, G, D, B, window;
     float scale;
 };
@@ -27,7 +28,25 @@ struct Problem {
 // Some queries of one sequence and one key/value head, and the segments [segment, segment_end) that they see.
 struct Item {
     int64_t sequence, group, query, num_queries, position;  // position of the first query
-    int64_t segment, segment_end;
+    int64_t token;                                          // row of the first query in the batch
+    int64_t segment = 0, segment_end = 0;
+};
+
+// The keys [begin, end) that query number `query` of an item sees.
+struct Keys {
+    int64_t begin, end;
+
+    Keys(const Problem& p, const Item& item, int64_t query) {
+        const int64_t position = item.position + query;
+        begin = p.window ? std::max<int64_t>(0, position - p.window + 1) : 0;
+        end = position + 1;
+        if (!p.visible) return;
+        const int32_t* visible = p.visible + 2 * (item.token + query);
+        begin = std::min<int64_t>(begin, visible[0]);
+        end = std::max<int64_t>(end, visible[1]);
+    }
+
+    bool meet(int64_t start, int64_t stop) const { return begin < stop && start < end; }
 };
 
 // Softmax state of rows: maximum, sum of exponentials, weighted sum of values.
@@ -182,26 +201,30 @@ __attribute__((noinline)) void add_values(const Scratch& scratch, const State& s
 }
 
 void attend_tile(const Problem& p, const Item& item, int64_t start, Scratch& scratch, const State& state) {
-    // Queries [from, to) see a key of this tile: the causal rule bounds them from below, the window from above.
-    const int64_t group_size = p.H / p.G, first = item.position;
-    const int64_t from = std::max<int64_t>(0, start - first);
-    const int64_t to = p.window ? std::min(item.num_queries, start + TILE - 1 + p.window - first) : item.num_queries;
-    if (from >= to) return;
-    const int64_t last = std::min(start + TILE - 1, first + to - 1), panels = (last - start) / PANEL + 1;
+    // Queries [from, to) from the first to the last that sees a key of this tile.
+    const int64_t group_size = p.H / p.G;
+    const auto sees = [&](int64_t query) { return Keys(p, item, query).meet(start, start + TILE); };
+    int64_t from = 0, to = item.num_queries, last = 0;
+    while (from < to && !sees(from)) from++;
+    while (from < to && !sees(to - 1)) to--;
+    for (int64_t query = from; query < to; query++) last = std::max(last, Keys(p, item, query).end - 1);
+    if (from == to) return;
+    last = std::min(start + TILE - 1, last);
+    const int64_t panels = (last - start) / PANEL + 1;
     const Tile tile(p, item, start, last, scratch);
     in_groups(from * group_size, to * group_size, [&](int64_t row, auto count) {
         score_rows<count>(scratch.query + row * p.D, tile, panels, p.D, scratch.scores + row * TILE);
     });
     int64_t whole = from * group_size;  // first row of a run of rows that see the whole tile
     for (int64_t query = from; query < to; query++) {
-        const int64_t position = first + query, row = query * group_size;
-        const int64_t begin = p.window ? std::max<int64_t>(0, position - p.window + 1 - start) : 0;
-        const int64_t end = std::min(TILE, position - start + 1);
-        for (int64_t h = 0; h < group_size; h++)
+        const Keys keys(p, item, query);
+        const int64_t row = query * group_size;
+        const int64_t begin = std::max<int64_t>(0, keys.begin - start), end = std::min(TILE, keys.end - start);
+        for (int64_t h = 0; h < group_size && begin < end; h++)
             weigh_row(scratch.scores + (row + h) * TILE, begin, end, state, row + h, p.D);
         if (begin == 0 && end == TILE) continue;
         add_values(scratch, state, tile, whole, row, 0, TILE, p.D);
-        add_values(scratch, state, tile, row, row + group_size, begin, end, p.D);
+        add_values(scratch, state, tile, row, begin < end ? row + group_size : row, begin, end, p.D);
         whole = row + group_size;
     }
     add_values(scratch, state, tile, whole, to * group_size, 0, TILE, p.D);

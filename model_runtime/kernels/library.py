@@ -27,7 +27,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "silu_mul": (None, (P, N, N, P)),
     "gelu_tanh_mul": (None, (P, N, N, P)),
     "rope_and_cache": (N, (P, P, P, N, N, N, P, P, P, P, N, N, N, N, N, N)),
-    "paged_attention": (None, (P, P, P, P, P, P, P, P, N, N, N, N, N, F, N)),
+    "paged_attention": (N, (P, P, P, P, P, P, P, P, P, N, N, N, N, N, F, N)),
 }
 """Result and argument types of each function `fl_<name>`."""
 

@@ -147,12 +147,12 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
 
 @register("paged_attention", "cpu")
 def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
-    """[T, H D]: causal softmax attention through the block table."""
+    """[T, H D]: softmax attention through the block table."""
     _assert_plain(qkv_TE)
     _assert_heads(qkv_TE, shape)
     _num_slots(kv, batch, shape)
     out_TC = torch.empty(qkv_TE.shape[0], shape.num_heads * shape.head_dim)
-    library().paged_attention(
+    failed = library().paged_attention(
         qkv_TE.data_ptr(),
         kv.key_NHDB.data_ptr(),
         kv.value_NHBD.data_ptr(),
@@ -161,6 +161,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         batch.kv_lens_S.data_ptr(),
         batch.block_tables.data_ptr(),
         batch.table_starts_S1.data_ptr(),
+        0 if batch.visible_T2 is None else batch.visible_T2.data_ptr(),
         batch.num_sequences,
         shape.num_heads,
         shape.num_kv_heads,
@@ -169,6 +170,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         scale,
         window,
     )
+    assert not failed, "a token is to see keys that its sequence does not have"
     return out_TC
 
 

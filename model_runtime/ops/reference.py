@@ -73,7 +73,7 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
 
 @register("paged_attention", "any")
 def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
-    """[T, H D]: softmax(q k^T scale) v of each query over the keys of its own sequence up to its own position."""
+    """[T, H D]: softmax(q k^T scale) v of each query over the keys of its own sequence that it sees."""
     query_THD, _, _ = _split_heads(qkv_TE, shape)
     starts, tables = batch.query_starts_S1.tolist(), batch.table_starts_S1.tolist()
     out_THD = torch.empty_like(query_THD, memory_format=torch.contiguous_format)
@@ -82,8 +82,8 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         blocks = batch.block_tables[tables[s] : tables[s + 1]]
         key_GDL = kv.key_NHDB[blocks].permute(1, 2, 0, 3).flatten(2)[:, :, :kv_len]
         value_GLD = kv.value_NHBD[blocks].transpose(0, 1).flatten(1, 2)[:, :kv_len]
-        position_Q = batch.positions_T[rows]
-        out_THD[rows] = _attend(query_THD[rows], key_GDL, value_GLD, position_Q, scale, window)
+        hidden_QL = _hidden(batch, rows, kv_len, window)
+        out_THD[rows] = _attend(query_THD[rows], key_GDL, value_GLD, hidden_QL, scale)
     return out_THD.flatten(1)
 
 
@@ -120,17 +120,24 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
     second.copy_(rotated[1])
 
 
-def _attend(
-    query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, position_Q: Tensor, scale: float, window: int
-) -> Tensor:
+def _hidden(batch: Batch, rows: slice, num_keys: int, window: int) -> Tensor:
+    """[Q, L] bool: true where a query does not see a key."""
+    position_Q = batch.positions_T[rows]
+    begin_Q, end_Q = position_Q + 1 - window if window > 0 else torch.zeros_like(position_Q), position_Q + 1
+    if batch.visible_T2 is not None:
+        first_Q, past_Q = batch.visible_T2[rows].unbind(1)
+        begin_Q, end_Q = torch.minimum(begin_Q, first_Q), torch.maximum(end_Q, past_Q)
+    key_L = torch.arange(num_keys, device=position_Q.device)
+    return (key_L < begin_Q[:, None]) | (key_L >= end_Q[:, None])
+
+
+def _attend(query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, hidden_QL: Tensor, scale: float) -> Tensor:
     """[Q, H, D]: masked attention of one sequence, dense. Heads of a group share a key/value head."""
     wide = _wide(query_QHD.dtype)
     num_queries, num_heads, head_dim = query_QHD.shape
     num_groups, _, num_keys = key_GDL.shape
     query_GxD = query_QHD.transpose(0, 1).reshape(num_groups, -1, head_dim).to(wide)
     scores = (query_GxD @ key_GDL.to(wide) * scale).view(num_heads, num_queries, num_keys)
-    distance_QL = position_Q[:, None] - torch.arange(num_keys, device=position_Q.device)
-    hidden_QL = (distance_QL < 0) | ((distance_QL >= window) if window > 0 else False)
     weights = scores.masked_fill(hidden_QL, float("-inf")).softmax(dim=-1).view(num_groups, -1, num_keys)
     out_HQD = (weights @ value_GLD.to(wide)).view(num_heads, num_queries, head_dim)
     return out_HQD.transpose(0, 1).to(query_QHD.dtype)

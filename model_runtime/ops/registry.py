@@ -72,7 +72,8 @@ class Ops:
     """(qkv [T, E], rope, batch, kv, shape): rotate queries and keys in place, write keys and values to the slots."""
     paged_attention: Callable[[Tensor, KVLayer, Batch, HeadShape, float, int], Tensor]
     """(qkv [T, E], kv, batch, shape, scale, window) -> [T, H D]: causal softmax attention of each query over the keys
-    of its own sequence, read through its block table; window > 0 lets a query at p see keys p - window + 1 .. p."""
+    of its own sequence, read through its block table; window > 0 lets a query at p see keys p - window + 1 .. p. Where
+    the batch has `visible_T2`, a query sees all from the first of either range to the end of either."""
     silu_mul: Callable[[Tensor], Tensor]
     """[T, 2 F] -> [T, F] = silu(first half) * second half."""
     gelu_tanh_mul: Callable[[Tensor], Tensor]

@@ -1,5 +1,7 @@
 """Inputs for tests of operations: seeded numbers, ragged batches over blocks in random order, caches full of NaN."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer, allocate
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import HeadShape, Ops, RopeTable
-from scheduler.plan import SampleRows, ScoreRows, StepPlan, ints
+from scheduler.plan import ImageSpans, SampleRows, ScoreRows, StepPlan, ints
 
 CPU = torch.device("cpu")
 STORAGE_TYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -30,15 +32,28 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def batch_of(query_lens: list[int], kv_lens: list[int], block_size: int, num_blocks: int, seed: int = 0) -> Batch:
+Span = tuple[int, int, int]
+"""Sequence, first position, one past the last position of an image whose rows attend in both directions."""
+
+
+def batch_of(
+    query_lens: list[int],
+    kv_lens: list[int],
+    block_size: int,
+    num_blocks: int,
+    seed: int = 0,
+    spans: Sequence[Span] = (),
+) -> Batch:
     """A batch whose sequences own random blocks."""
     needed = [-(-kv_len // block_size) for kv_len in kv_lens]
     assert sum(needed) <= num_blocks
     blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))[: sum(needed)].tolist()
-    return batch_with_blocks(query_lens, kv_lens, blocks, block_size)
+    return batch_with_blocks(query_lens, kv_lens, blocks, block_size, spans)
 
 
-def batch_with_blocks(query_lens: list[int], kv_lens: list[int], blocks: list[int], block_size: int) -> Batch:
+def batch_with_blocks(
+    query_lens: list[int], kv_lens: list[int], blocks: list[int], block_size: int, spans: Sequence[Span] = ()
+) -> Batch:
     """A batch from lengths and the concatenated block tables."""
     plan = StepPlan(
         step_id=0,
@@ -48,8 +63,22 @@ def batch_with_blocks(query_lens: list[int], kv_lens: list[int], blocks: list[in
         block_tables=ints(blocks),
         sample=SampleRows(),
         score=ScoreRows(),
+        images=image_spans(query_lens, kv_lens, spans),
     )
-    return make_batch(plan, block_size, CPU)
+    return make_batch(plan, block_size, CPU, bidirectional=True)
+
+
+def image_spans(query_lens: list[int], kv_lens: list[int], spans: Sequence[Span]) -> ImageSpans:
+    """What the step holds of these spans; each is image 0."""
+    parts = []
+    for sequence, start, end in spans:
+        first = kv_lens[sequence] - query_lens[sequence]
+        begin, stop = max(start, first), min(end, kv_lens[sequence])
+        if begin < stop:
+            row = sum(query_lens[:sequence]) + begin - first
+            parts.append((row, stop - begin, 0, begin - start, start, end))
+    rows, lengths, slots, firsts, starts, ends = (ints([part[column] for part in parts]) for column in range(6))
+    return ImageSpans(rows=rows, lengths=lengths, slots=slots, firsts=firsts, starts=starts, ends=ends)
 
 
 def kv_cache(shape: HeadShape, num_blocks: int, block_size: int) -> KVLayer:

@@ -1,9 +1,13 @@
 """Every registered implementation of every operation against the reference in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from model_runtime.batch import Batch
+from model_runtime.kv_store import KVLayer
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import HeadShape, Ops, implementations
 from tests.model_runtime.op_cases import (
@@ -189,3 +193,58 @@ def test_paged_attention(ops: Ops, shape: HeadShape, block_size: int, window: in
     actual = ops.paged_attention(qkv, kv, batch, shape, shape.head_dim**-0.5, window)
     exact = EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, shape.head_dim**-0.5, window)
     assert_close(actual, exact, 3e-6)
+
+
+IMAGES = [(2, 0, 5), (2, 20, 70), (3, 129, 131), (4, 60, 75), (5, 10, 600), (6, 200, 500)]
+"""A step with spans of images at either end of it, and one of which all but the last row is in the cache already."""
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 100])
+@pytest.mark.parametrize("block_size", [1, 8, 16, 256])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_paged_attention_within_images(ops: Ops, shape: HeadShape, block_size: int, window: int) -> None:
+    """The formula written out, in float64: what a token sees is decided here key by key."""
+    query_lens, kv_lens = [1, 1, 70, 3, 20, 1, 310], [1, 64, 70, 131, 80, 600, 510]
+    num_blocks = sum(-(-n // block_size) for n in kv_lens) + 2
+    batch = batch_of(query_lens, kv_lens, block_size, num_blocks, spans=IMAGES)
+    kv = kv_cache(shape, num_blocks, block_size)
+    fill_cache(kv, batch, seed=5)
+    qkv = randn(sum(query_lens), (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim) * 2
+    actual = ops.paged_attention(qkv, kv, batch, shape, shape.head_dim**-0.5, window)
+    row = 0
+    for sequence, (queries, keys) in enumerate(zip(query_lens, kv_lens, strict=True)):
+        sees = torch.zeros(queries, keys, dtype=torch.bool)
+        for query, position in enumerate(range(keys - queries, keys)):
+            sees[query, max(0, position + 1 - window) if window else 0 : position + 1] = True
+            for owner, start, end in IMAGES:
+                if owner == sequence and start <= position < end:
+                    sees[query, start:end] = True
+        expected = masked_attention(qkv[row : row + queries], keys_of(kv, batch, sequence), shape, sees)
+        assert_close(actual[row : row + queries], expected, 3e-6)
+        row += queries
+
+
+def keys_of(kv: KVLayer, batch: Batch, sequence: int) -> tuple[Tensor, Tensor]:
+    """Keys and values [L, G, D] of a sequence, gathered token by token."""
+    position = torch.arange(int(batch.kv_lens_S[sequence]))
+    table = batch.block_tables[int(batch.table_starts_S1[sequence]) :]
+    block, offset = table[position // batch.block_size].long(), position % batch.block_size
+    return kv.key_NHDB[block, :, :, offset], kv.value_NHBD[block, :, offset]
+
+
+def masked_attention(qkv: Tensor, keys_values: tuple[Tensor, Tensor], shape: HeadShape, sees_QL: Tensor) -> Tensor:
+    """[Q, H D] float64."""
+    query_QHD = qkv[:, : shape.num_heads * shape.head_dim].unflatten(1, (shape.num_heads, -1)).double()
+    group_size = shape.num_heads // shape.num_kv_heads
+    key_LHD, value_LHD = (x.double().repeat_interleave(group_size, dim=1) for x in keys_values)
+    scores_HQL = torch.einsum("qhd,lhd->hql", query_QHD, key_LHD) * shape.head_dim**-0.5
+    weights_HQL = scores_HQL.masked_fill(~sees_QL, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hql,lhd->qhd", weights_HQL, value_LHD).flatten(1)
+
+
+@pytest.mark.parametrize("seen", [[-1, 3], [0, 13]])
+def test_paged_attention_refuses_keys_that_do_not_exist(seen: list[int]) -> None:
+    ops, shape = compiled(), SHAPES[0]
+    batch = replace(batch_of([2], [12], 4, 8), visible_T2=torch.tensor([[10, 11], seen], dtype=torch.int32))
+    with pytest.raises(AssertionError, match="keys that its sequence does not have"):
+        ops.paged_attention(randn(2, 24), kv_cache(shape, 8, 4), batch, shape, 1.0, 0)

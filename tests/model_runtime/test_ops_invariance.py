@@ -1,7 +1,7 @@
 """Batch invariance of the compiled operations, bit for bit: the number for a row does not depend on the other rows, its
 place in the batch, the cut of the prompt into steps, the blocks it lies in, or the number of threads."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +12,7 @@ from model_runtime.ops import set_threads
 from model_runtime.ops.registry import HeadShape, Ops
 from tests.model_runtime.op_cases import (
     STORAGE_TYPES,
+    Span,
     batch_of,
     batch_with_blocks,
     compiled,
@@ -53,9 +54,17 @@ def test_a_row_of_the_row_operations_is_the_same_in_every_batch(threads: None) -
             assert torch.equal(operation(x[:rows]), alone[:rows])
 
 
-def run_layer(ops: Ops, shape: HeadShape, block_size: int, chunk: int, lengths: list[int], window: int) -> Tensor:
-    """Outputs and cached values of sequences (number s is seeded by s) computed together in steps of `chunk` tokens,
-    as they lie by position: [sum of lengths, (H + 2 G) D]."""
+def run_layer(
+    ops: Ops,
+    shape: HeadShape,
+    block_size: int,
+    chunk: int,
+    lengths: list[int],
+    window: int,
+    spans: Sequence[Span] = (),
+) -> Tensor:
+    """Outputs and cached values of sequences (number s is seeded by s) computed together in steps of `chunk` tokens, or
+    more where a span would be cut, as they lie by position: [sum of lengths, (H + 2 G) D]."""
     num_blocks = sum(-(-n // block_size) for n in lengths) + 3
     kv = kv_cache(shape, num_blocks, block_size)
     width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
@@ -64,13 +73,17 @@ def run_layer(ops: Ops, shape: HeadShape, block_size: int, chunk: int, lengths: 
     full = batch_of(lengths, lengths, block_size, num_blocks, seed=len(lengths))
     tables = full.block_tables.tensor_split(full.table_starts_S1[1:-1].long())
     rope = rope_table(max(lengths), shape.head_dim, False)
-    for start in range(0, max(lengths), chunk):
-        running = [s for s, n in enumerate(lengths) if n > start]
-        stops = [min(lengths[s], start + chunk) for s in running]
-        blocks = [tables[s][: -(-stop // block_size)] for s, stop in zip(running, stops, strict=True)]
-        query_lens = [stop - start for stop in stops]
-        batch = batch_with_blocks(query_lens, stops, torch.cat(blocks).tolist(), block_size)
-        qkv = torch.cat([inputs[s][start:stop] for s, stop in zip(running, stops, strict=True)])
+    done = [0] * len(lengths)
+    while running := [s for s, n in enumerate(lengths) if n > done[s]]:
+        starts = [done[s] for s in running]
+        for s in running:
+            done[s] = min(lengths[s], done[s] + chunk)
+            done[s] = max([done[s], *(end for owner, start, end in spans if owner == s and start < done[s] < end)])
+        blocks = [tables[s][: -(-done[s] // block_size)] for s in running]
+        query_lens = [done[s] - start for s, start in zip(running, starts, strict=True)]
+        held = [(running.index(s), start, end) for s, start, end in spans if s in running]
+        batch = batch_with_blocks(query_lens, [done[s] for s in running], torch.cat(blocks).tolist(), block_size, held)
+        qkv = torch.cat([inputs[s][start : done[s]] for s, start in zip(running, starts, strict=True)])
         ops.rope_and_cache(qkv, rope, batch, kv, shape)
         out = ops.paged_attention(qkv, kv, batch, shape, 0.125, window)
         both = torch.cat([out, qkv[:, shape.num_heads * shape.head_dim :]], dim=1)
@@ -93,6 +106,30 @@ def test_attention_is_the_same_for_every_cut_of_the_prompt(
     assert whole.isfinite().all()
     for chunk in (1, 7, 64):
         assert torch.equal(run_layer(ops, shape, block_size, chunk, [length], window), whole), f"chunks of {chunk}"
+
+
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_attention_within_images_is_the_same_for_every_cut_and_changes_no_other_row(
+    threads: None, block_size: int, window: int
+) -> None:
+    ops, length = compiled(), 600
+    shape = HeadShape(num_heads=6, num_kv_heads=2, head_dim=16)
+    spans = [(0, 5, 70), (0, 70, 71), (0, 90, 110), (0, 200, 540)]
+    whole = run_layer(ops, shape, block_size, length, [length], window, spans)
+    for chunk in (1, 7, 64):
+        assert torch.equal(run_layer(ops, shape, block_size, chunk, [length], window, spans), whole), f"chunk {chunk}"
+    among = run_layer(ops, shape, block_size, 100, [length, 40, 333], window, [*spans, (2, 0, 300)])
+    assert torch.equal(among[:length], whole)
+    text = run_layer(ops, shape, block_size, length, [length], window)
+    inside = torch.zeros(length, dtype=torch.bool)
+    for _, start, end in spans:
+        inside[start : end - 1] = True  # the last row of a span sees nothing that it would not see anyhow
+    if window:
+        inside[[69, 109, 539]] = torch.tensor([True, False, True])
+    assert torch.equal(whole[~inside], text[~inside])
+    assert (whole[inside] != text[inside]).any(dim=1).all()
 
 
 def test_attention_of_a_sequence_is_the_same_among_others_and_in_other_blocks(threads: None) -> None:
