@@ -12,7 +12,7 @@ from typing import NoReturn
 import PIL
 
 from vision.placeholders import AnyResolutionTiles, Markup, NamedTiles, Patches, PatchRows, Tiles
-from vision.preprocess import clip, idefics3, internvl, llava_next, pixtral, qwen2_vl
+from vision.preprocess import clip, idefics3, internvl, kimi, llava_next, pixtral, qwen2_vl
 from vision.preprocess.common import Recipe
 from vision.preprocess.values import Json, PreprocessorError, Values
 
@@ -184,6 +184,19 @@ def _qwen(source: _Source) -> Preprocessor:
     return source.build(recipe, Patches(unit=patch * merge))
 
 
+def _kimi(source: _Source) -> Preprocessor:
+    recipe = kimi.read(source.values)
+    source.choose({"Kimi_K25ImageProcessor": lambda _: recipe, "KimiK25VisionProcessor": lambda _: recipe})
+    patch, merge = source.patch(14), source.vision.square_or_pair("merge_kernel_size", (2, 2))
+    if (recipe.patch, (recipe.merge, recipe.merge)) != (patch, merge):
+        source.refuse(
+            f"patches and merge are {recipe.patch} and {recipe.merge}, but the tower takes {patch} and {merge[0]}"
+        )
+    token = source.token("image_token_id", "media_placeholder_token_id")
+    markup = Patches(unit=patch * recipe.merge)
+    return Preprocessor(recipe=recipe, markup=markup, image_token_id=token, placeholder_id=token)
+
+
 def _internvl(source: _Source) -> Preprocessor:
     recipe = source.choose({"GotOcr2ImageProcessor": internvl.read})
     rows, cols = source.patches(recipe, 448, 14)
@@ -224,6 +237,7 @@ FAMILIES: Mapping[str, Callable[[_Source], Preprocessor]] = {
     "gemma3": _gemma3,
     "idefics3": _idefics3,
     "internvl": _internvl,
+    "kimi_k25": _kimi,
     "llava": _llava,
     "llava_next": _llava_next,
     "llava_onevision": _llava_onevision,

@@ -1,0 +1,72 @@
+"""The image's own aspect, shrunk to a number of patches and filled up with black to whole merged patches: Kimi K2.5.
+
+Called by the worker pool of the API process (`tiles`), by prompt building (`layout`) and by `vision/config.py`
+(`read`). Sizes equal those of Kimi_K25ImageProcessor of transformers, which knows torchvision only; pixels are resized
+with Pillow, as the model's publisher does.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from vision.preprocess.common import Finish, Layout, UInt8, check_size, sides
+from vision.preprocess.values import HALF, Values
+
+MAX_PATCHES = 1 << 16
+"""Patches of an image that a configuration may ask for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kimi:
+    """Shrinks to about `max_patches` patches and at most `max_side` of them along a side, never enlarges; then zeros on
+    the right and below make the sides multiples of patch * merge, which may take a row and a column of patches more."""
+
+    finish: Finish
+    patch: int
+    merge: int
+    max_patches: int
+    max_side: int
+
+    def layout(self, image_height: int, image_width: int) -> Layout:
+        """One packed image of height x width; its grid has height / patch rows. Raises ImageShapeError."""
+        unit = self.patch * self.merge
+        height, width = (-(-side // unit) * unit for side in self._shrunk(image_height, image_width))
+        check_size(image_height, image_width, height, width)
+        return Layout(image_height=image_height, image_width=image_width, height=height, width=width)
+
+    def tiles(self, image_HWC: UInt8) -> UInt8:
+        """uint8 [1, H, W, 3]. Raises ImageShapeError."""
+        layout = self.layout(*sides(image_HWC))
+        height, width = self._shrunk(*sides(image_HWC))
+        canvas_HWC = np.zeros((layout.height, layout.width, 3), np.uint8)
+        canvas_HWC[:height, :width] = self.finish.resize(image_HWC, height, width)
+        return canvas_HWC[None]
+
+    def _shrunk(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) before the zeros."""
+        patches = max(1, height // self.patch) * max(1, width // self.patch)
+        most = self.max_side * self.patch
+        scale = min(1.0, math.sqrt(self.max_patches / patches), most / height, most / width)
+        return min(max(1, int(height * scale)), most), min(max(1, int(width * scale)), most)
+
+
+def read(values: Values) -> Kimi:
+    """Kimi_K25ImageProcessor, or the publisher's own file, which has an object `media_proc_cfg`. Raises
+    PreprocessorError."""
+    size, published = values.section("size"), values.section("media_proc_cfg")
+    if published.has("fixed_output_tokens"):
+        published.fail("fixed_output_tokens", "null")
+    side = size.integer("max_height", 512)
+    if size.integer("max_width", side) != side:
+        size.fail("max_width", f"{side}, the same as max_height")
+    both = Values({**values.data, **published.data})
+    max_patches = values.integer("max_patches", 16384, most=MAX_PATCHES)
+    return Kimi(
+        finish=both.finish(Image.Resampling.BICUBIC, HALF, HALF),
+        patch=both.integer("patch_size", 14),
+        merge=published.integer("merge_kernel_size", values.integer("merge_size", 2)),
+        max_patches=published.integer("in_patch_limit", max_patches, most=MAX_PATCHES),
+        max_side=published.integer("patch_limit_on_one_side", side),
+    )
