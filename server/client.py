@@ -8,26 +8,28 @@ identities tell them apart.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import zmq
 import zmq.asyncio
 
 from model_runtime.config import RuntimeInfo
 from scheduler.config import SchedulerConfig
-from scheduler.request import FinishReason
+from scheduler.request import FinishReason, PixelsMissing
 from server import generation, wire
+from server.client_pixels import PixelLedger
 from server.client_stream import ClientStream
 from server.errors import BadRequest, Overloaded, Unavailable
 from server.generation import GenerationRequest
-from server.randomness import mix_seed
+from server.wire_submit import submits_of, with_images
 
 logger = logging.getLogger(__name__)
 
 
 MAX_UNHEARD_BYTES = 64 * 1024 * 1024
-"""Of messages to an engine since it last spoke, which may pile up while it computes; then requests are refused."""
+"""Of messages (without pixels) to an engine since it last spoke, which may pile up while it computes; then requests are
+refused."""
 
 
 def bind(context: zmq.asyncio.Context, address: str) -> zmq.asyncio.Socket:
@@ -53,6 +55,17 @@ class Admission:
         self._held = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A sequence that has not ended."""
+
+    stream: ClientStream
+    choice: int
+    request: GenerationRequest
+    message: wire.Submit
+    """As it was sent first."""
+
+
 class EngineClient:
     """Implements `server.generation.Engine` over a bound ROUTER socket."""
 
@@ -62,6 +75,7 @@ class EngineClient:
         config: SchedulerConfig,
         *,
         max_unread_events: int,
+        max_queued_image_bytes: int,
         stall_timeout: float,
         url: str,
         on_drain: Callable[[float], None],
@@ -78,7 +92,8 @@ class EngineClient:
         self._newest_start: wire.Hello | wire.Loading = wire.Loading(0, "starting", 0.0)
         self._watched = False
         self._last_sign_of_life = 0.0
-        self._sequences: dict[int, tuple[ClientStream, int]] = {}
+        self._sequences: dict[int, _Live] = {}
+        self._pixels = PixelLedger(max_queued_image_bytes)
         self._next_seq_id = 1
         self._queued_tokens = 0
         self._draining = False
@@ -151,6 +166,7 @@ class EngineClient:
             raise BadRequest(f"The request has {tokens} prompt tokens in all; the queue holds {most_tokens}.")
         if self._queued_tokens + tokens > most_tokens:
             raise Overloaded(f"the queue holds {self._queued_tokens} prompt tokens and has no room for {tokens} more")
+        self._pixels.require_room(requests)
         admission.release()
         self._require_places(sequences)
         return [self._start(request) for request in requests]
@@ -161,22 +177,15 @@ class EngineClient:
         seq_ids = range(first, self._next_seq_id)
         stream = ClientStream(self.abort, seq_ids, len(request.prompt_ids), self._max_unread_events)
         deadline = time.monotonic() + self._config.request_timeout
-        prompt = request.prompt_ids.tobytes()
-        for choice, seq_id in enumerate(seq_ids):
-            self._sequences[seq_id] = (stream, choice)
+        for choice, message in enumerate(submits_of(request, seq_ids, deadline)):
+            self._sequences[message.seq_id] = live = _Live(stream, choice, request, message)
             self._queued_tokens += stream.prompt_tokens
-            self._send(
-                wire.Submit(
-                    seq_id=seq_id,
-                    prompt_ids=prompt,
-                    sampling=replace(request.sampling, seed=mix_seed(request.sampling.seed, choice)),
-                    priority=request.priority,
-                    deadline=deadline,
-                    cache_salt=request.cache_salt,
-                    leader=first if choice else None,
-                )
-            )
+            self._submit(live, self._pixels.add(message.seq_id, request))
         return stream
+
+    def _submit(self, live: _Live, brings: set[bytes]) -> None:
+        """Send the sequence with the pixels of these keys."""
+        self._send(*with_images(live.message, live.request.images, brings))
 
     def shut_down(self) -> None:
         """Take nothing more, and end what is unfinished with an error."""
@@ -189,20 +198,21 @@ class EngineClient:
             self._send(wire.Abort(known))
 
     def _forget(self, seq_id: int) -> bool:
-        entry = self._sequences.pop(seq_id, None)
-        if entry is None:
+        live = self._sequences.pop(seq_id, None)
+        if live is None:
             return False
-        stream, choice = entry
-        stream.live.discard(choice)
-        self._queued_tokens -= stream.prompt_tokens
+        live.stream.live.discard(live.choice)
+        self._queued_tokens -= live.stream.prompt_tokens
+        self._pixels.remove(seq_id, live.request)
         return True
 
-    def _send(self, message: wire.ToEngine) -> None:
+    def _send(self, message: wire.ToEngine, pixels: Sequence[bytes | memoryview] = ()) -> None:
         if self._generation < 0:
             return
-        frames = [wire.engine_identity(self._generation), wire.encode(message)]
-        self._unheard_bytes += len(frames[1])
-        future = asyncio.ensure_future(self._socket.send_multipart(frames))
+        frame = wire.encode(message)
+        self._unheard_bytes += len(frame)
+        frames = [wire.engine_identity(self._generation), frame, *pixels]
+        future = asyncio.ensure_future(self._socket.send_multipart(frames, copy=not pixels))
         future.add_done_callback(self._on_sent)
 
     def _on_sent(self, future: "asyncio.Future[zmq.MessageTracker | None]") -> None:
@@ -254,6 +264,7 @@ class EngineClient:
 
     def _from_engine(self, message: wire.ToApi) -> None:
         self._last_sign_of_life, self._unheard_bytes = time.monotonic(), 0
+        self._pixels.heard()
         if isinstance(message, wire.Events):
             self._stats = message.stats
             for event in message.events:
@@ -262,15 +273,18 @@ class EngineClient:
             self._stats = message
 
     def _deliver(self, event: wire.Event) -> None:
-        entry = self._sequences.get(event.seq_id)
-        if entry is None:
+        live = self._sequences.get(event.seq_id)
+        if live is None:
             return
-        stream, choice = entry
+        if event.refusal == PixelsMissing.__name__:
+            self._submit(live, self._pixels.missing(event.seq_id, live.request))
+            return
         if event.finish_reason is not None or event.refusal:
             self._forget(event.seq_id)
-        stream.deliver(choice, event)
+        live.stream.deliver(live.choice, event)
 
     def _engine_gone(self, reason: str) -> None:
         self._generation, self._stats, self._down_reason, self._unheard_bytes = -1, None, reason, 0
+        self._pixels.heard()
         for seq_id in list(self._sequences):
             self._deliver(wire.Event(seq_id, finish_reason=FinishReason.ABORT, message=reason))

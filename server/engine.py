@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from dataclasses import replace
 
 import zmq
 
@@ -20,6 +21,7 @@ from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
 from server.config import ServeConfig
 from server.models import resolve_model
+from server.wire_submit import unpack_images
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +70,15 @@ class EngineLoop:
         if not self._scheduler.has_work():
             self._socket.poll(int(HEARTBEAT_SECONDS * 1000))
         while self._socket.poll(0):
-            message = wire.decode_to_engine(self._socket.recv())
-            if isinstance(message, wire.Abort):
-                for seq_id in message.seq_ids:
-                    self._scheduler.abort(seq_id)
-            else:
-                self._add(message)
+            frame, *pixels = self._socket.recv_multipart()
+            message = wire.decode_to_engine(frame)
+            if isinstance(message, wire.Submit):
+                self._add(message, pixels)
+                continue
+            for seq_id in message.seq_ids:
+                self._scheduler.abort(seq_id)
 
-    def _add(self, message: wire.Submit) -> None:
+    def _add(self, message: wire.Submit, pixels: list[bytes]) -> None:
         request = Request(
             seq_id=message.seq_id,
             prompt_ids=wire.unpack_ids(message.prompt_ids),
@@ -84,6 +87,7 @@ class EngineLoop:
             deadline=message.deadline,
             cache_salt=message.cache_salt,
             leader=message.leader,
+            images=unpack_images(message, pixels),
         )
         try:
             self._scheduler.add(request, time.monotonic())
@@ -147,7 +151,11 @@ def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> 
 
     executor = load_executor(resolve_model(config.model).path, config.runtime, config.scheduler, progress)
     info = executor.info
-    scheduler = Scheduler(config.scheduler, num_blocks=info.num_blocks, max_model_len=info.max_model_len)
+    scheduler = Scheduler(
+        replace(config.scheduler, max_num_batched_tokens=info.max_num_batched_tokens),
+        num_blocks=info.num_blocks,
+        max_model_len=info.max_model_len,
+    )
     return scheduler, executor
 
 

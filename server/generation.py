@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from model_runtime.config import RuntimeInfo
-from scheduler.request import SamplingParams
+from scheduler.request import NO_IMAGES, PromptImages, SamplingParams
 from server.wire import Event, Stats
 
 
@@ -27,6 +27,8 @@ class GenerationRequest:
     include_stop: bool = False
     priority: int = 0
     cache_salt: bytes = b""
+    images: PromptImages = NO_IMAGES
+    """Each with its pixels."""
 
 
 class RequestStream(Protocol):

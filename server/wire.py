@@ -2,7 +2,8 @@
 know as a frozen dataclass (sampling parameters, facts of the model) travels as that and is checked as strictly.
 
 Used by the API process (`client.py`), the engine process (`engine.py`) and the supervisor. Token ids travel as raw
-int32 buffers. Nothing here imports torch; nothing here is pickled. A frame that does not decode is a `WireError`.
+int32 buffers, pixels as frames of their own behind a Submit (`wire_submit.py`). Nothing here imports torch; nothing
+here is pickled. A frame that does not decode is a `WireError`.
 """
 
 from array import array
@@ -13,7 +14,7 @@ import msgspec
 from model_runtime.config import RuntimeInfo
 from scheduler.request import SamplingParams
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 SUPERVISOR = b"supervisor"
 """ZeroMQ identity of the supervisor."""
@@ -23,8 +24,24 @@ class WireError(Exception):
     """A frame that is too large, malformed, or of another version."""
 
 
+class ImageHeader(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """An image of a prompt, all but its pixels; the fields of `scheduler.request.Image` and `plan.ImagePixels`."""
+
+    key: bytes
+    num_embeddings: int
+    tiles: int
+    height: int
+    width: int
+    rows: int
+    cols: int
+    image_height: int
+    image_width: int
+    has_pixels: bool
+    """The pixels follow in a frame of their own."""
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
-    """API -> engine: start a sequence."""
+    """API -> engine: start a sequence. A frame of pixels follows for each of `images` that has them, in order."""
 
     seq_id: int
     prompt_ids: bytes
@@ -33,6 +50,12 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     deadline: float
     cache_salt: bytes
     leader: int | None
+    images: tuple[ImageHeader, ...] = ()
+    spans: bytes = b""
+    """int32 [E, 4]: offset, length, image and first embedding of each `scheduler.request.Span`."""
+    rope_positions: bytes = b""
+    """int32 [L, 3], or empty."""
+    rope_delta: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -84,6 +107,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     prefix_hits: int
     prompt_tokens: int
     generation_tokens: int
+    encoder_bytes: int = 0
+    """Of image embeddings that are kept, of the `encoder_cache_bytes` that `RuntimeInfo` tells."""
+    encoder_hits: int = 0
+    """Images that a sequence needed and found encoded."""
+    images_encoded: int = 0
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):

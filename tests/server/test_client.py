@@ -47,6 +47,7 @@ INFO = RuntimeInfo(
     description="none",
 )
 MAX_UNREAD = 6
+MAX_IMAGE_BYTES = 1000
 REQUEST = GenerationRequest(prompt_ids=array("i", [1, 2]), sampling=SamplingParams(max_tokens=4))
 
 
@@ -62,6 +63,7 @@ class Wires:
             router,
             SchedulerConfig(),
             max_unread_events=MAX_UNREAD,
+            max_queued_image_bytes=MAX_IMAGE_BYTES,
             stall_timeout=5,
             url="",
             on_drain=lambda timeout: None,

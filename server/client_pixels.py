@@ -1,0 +1,96 @@
+"""Who has brought which pixels to the engine: each live image travels once, whatever number of sequences refer to it.
+
+Part of step 3 of a request's path. Kept by `server/client.py`; API process. The engine keeps the pixels of a key while
+a live sequence refers to it. What it may know less than this ledger are sequences that ended a moment ago: it then
+answers PixelsMissing, and `missing` says what to send.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from server.errors import BadRequest, Overloaded
+from server.generation import GenerationRequest
+
+CHANNELS = 3
+
+
+@dataclass(slots=True)
+class _Key:
+    num_bytes: int
+    carrier: int
+    """A live sequence for whose sake the engine has the pixels."""
+    brought: bool = True
+    """Whether the carrier's own message brought them; else it counts on a sequence that was live when it was sent."""
+    holders: dict[int, None] = field(default_factory=dict)
+    """Live sequences that refer to the image, oldest first."""
+
+
+def _sizes(request: GenerationRequest) -> dict[bytes, int]:
+    """Image key -> bytes of its pixels."""
+    return {image.key: image.num_pixels * CHANNELS for image in request.images.images}
+
+
+class PixelLedger:
+    """Live sequences by image key. At most `limit` bytes of pixels are live, and at most that many on their way."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._keys: dict[bytes, _Key] = {}
+        self.num_bytes = 0
+        """Of all live images together, each counted once."""
+        self._unheard_bytes = 0
+        """Sent since the engine last spoke, also for sequences that have ended meanwhile."""
+
+    def require_room(self, requests: Sequence[GenerationRequest]) -> None:
+        """Raises Overloaded; BadRequest where the images would be too many even for an empty queue."""
+        sizes = {key: size for request in requests for key, size in _sizes(request).items()}
+        if (total := sum(sizes.values())) > self._limit:
+            raise BadRequest(
+                f"The images have {total} bytes when they are decoded and resized; {self._limit} is the limit for all "
+                "requests together.",
+                param="messages",
+            )
+        new = sum(size for key, size in sizes.items() if key not in self._keys)
+        held = max(self.num_bytes, self._unheard_bytes)
+        if held + new > self._limit:
+            raise Overloaded(f"the images of other requests have {held} bytes, which leaves no room for {new} more")
+
+    def heard(self) -> None:
+        """The engine spoke: it takes everything that has arrived before it speaks."""
+        self._unheard_bytes = 0
+
+    def add(self, seq_id: int, request: GenerationRequest) -> set[bytes]:
+        """A sequence of this request is sent: the keys whose pixels it must bring."""
+        brings = set()
+        for key, size in _sizes(request).items():
+            entry = self._keys.get(key)
+            if entry is None:
+                entry = self._keys[key] = _Key(num_bytes=size, carrier=seq_id)
+                self.num_bytes += size
+                self._unheard_bytes += size
+                brings.add(key)
+            entry.holders[seq_id] = None
+        return brings
+
+    def missing(self, seq_id: int, request: GenerationRequest) -> set[bytes]:
+        """The engine lacked an image of this live sequence, which is sent again: the keys whose pixels it must bring.
+        None where another live sequence has brought them since: its message comes first."""
+        brings = set()
+        for key in _sizes(request):
+            entry = self._keys[key]
+            if entry.carrier == seq_id or not entry.brought:
+                entry.carrier, entry.brought = seq_id, True
+                self._unheard_bytes += entry.num_bytes
+                brings.add(key)
+        return brings
+
+    def remove(self, seq_id: int, request: GenerationRequest) -> None:
+        """The sequence has ended."""
+        for key in _sizes(request):
+            entry = self._keys[key]
+            del entry.holders[seq_id]
+            if not entry.holders:
+                del self._keys[key]
+                self.num_bytes -= entry.num_bytes
+            elif entry.carrier == seq_id:
+                entry.carrier, entry.brought = next(iter(entry.holders)), False
