@@ -7,7 +7,8 @@ metadata; whether their tensors are in the file tells.
 import struct
 
 from model_runtime.config import ModelConfig, RopeConfig
-from model_runtime.hf_config import check_shapes, yarn_attention_factor
+from model_runtime.hf_config import check_shapes
+from model_runtime.hf_rope import yarn_attention_factor
 from model_runtime.models.families import FAMILIES
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_file import GgufFile

@@ -111,7 +111,7 @@ def test_end_tokens() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"model_type": "gpt_bigcode"}, "model_type 'gpt_bigcode' is not supported; supported are llama, mistral, q"),
+        ({"model_type": "gpt_bigcode"}, "model_type 'gpt_bigcode' is not supported; supported are gemma3, gemma3_text, idefics3"),
         ({"model_type": None}, "model_type None"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu', not 'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),

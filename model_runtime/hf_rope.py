@@ -1,0 +1,115 @@
+"""Reads what a config.json says about rotary positions, in the spellings of transformers 5 and of older files.
+
+Called by `hf_config.py` in the engine process; does not import torch.
+"""
+
+import math
+from dataclasses import replace
+
+from model_runtime.config import RopeConfig
+from model_runtime.hf_values import Json, fail, integer, mapping, number
+from model_runtime.models.families import Family
+from model_runtime.weights.errors import CheckpointError
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
+    """What YaRN (arXiv 2309.00071, eq. 22) multiplies cosines and sines with; a ratio if DeepSeek's mscales are set."""
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
+
+
+def _parameters(config: Json) -> dict[str, object]:
+    """One flat object with `rope_type` and `rope_theta`, from either spelling."""
+    found = {"rope_theta": config["rope_theta"]} | dict(mapping(config, "rope_scaling"))
+    found |= mapping(config, "rope_parameters")
+    kind = found.get("rope_type", found.get("type", "default"))
+    # older files of Qwen2-VL call the kind mrope; what makes it that are the sections
+    found["rope_type"] = "default" if kind == "mrope" and "mrope_section" in found else kind
+    if found.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
+    return found
+
+
+def _by_layer_type(config: Json, layer_type: str, theta_key: str, scaling: object) -> Json:
+    """The keys of one kind of layer where they differ: a nested rope_parameters, or keys apart (Gemma 3)."""
+    nested = mapping(config, "rope_parameters")
+    if nested and not nested.keys() <= set(LAYER_TYPES):
+        fail("rope_parameters", dict(nested), f"an object with {' and '.join(LAYER_TYPES)}")
+    return {
+        **config,
+        "rope_theta": config[theta_key],
+        "rope_scaling": scaling,
+        "rope_parameters": nested.get(layer_type),
+    }
+
+
+def read_ropes(config: Json, family: Family, head_dim: int) -> tuple[RopeConfig, RopeConfig | None]:
+    """Of a config with all defaults filled in: the rope, and that of layers with a sliding window if it is another.
+
+    Raises CheckpointError naming the key that is wrong or not supported.
+    """
+    if not family.local_rope:
+        return _rope(config, family, head_dim), None
+    whole = _by_layer_type(config, "full_attention", "rope_theta", config["rope_scaling"])
+    local = _by_layer_type(config, "sliding_attention", "rope_local_base_freq", None)
+    return _rope(whole, family, head_dim), _rope(local, family, head_dim)
+
+
+def _rope(config: Json, family: Family, head_dim: int) -> RopeConfig:
+    parameters = _parameters(config)
+    rope = _scaled(config, parameters, RopeConfig(theta=number(parameters, "rope_theta"), rotary_dim=head_dim))
+    if family.mrope_sections is None:
+        return rope
+    sections = parameters.get("mrope_section", list(family.mrope_sections))
+    if not isinstance(sections, list) or len(sections) != 3 or not all(type(length) is int for length in sections):
+        fail("mrope_section", sections, "three integers")
+    if min(sections) < 0 or 2 * sum(sections) != head_dim:
+        fail("mrope_section", sections, f"three lengths that sum to half of head_dim {head_dim}")
+    return replace(rope, mrope_sections=tuple(sections), mrope_interleaved=family.mrope_interleaved)
+
+
+def _scaled(config: Json, parameters: dict[str, object], plain: RopeConfig) -> RopeConfig:
+    kind = parameters["rope_type"]
+    if kind not in ROPE_TYPES:
+        raise CheckpointError(f"config.json: rope type {kind!r} is not supported; {', '.join(ROPE_TYPES)} are")
+    if kind in ("default", "dynamic"):
+        # dynamic differs from default only beyond max_position_embeddings, which is where this server's limit lies
+        return plain
+    factor = number(parameters, "factor")
+    if kind == "linear":
+        return replace(plain, kind="linear", factor=factor)
+    original = integer(
+        {"original_max_position_embeddings": config["max_position_embeddings"]} | parameters,
+        "original_max_position_embeddings",
+    )
+    if kind == "llama3":
+        return replace(
+            plain,
+            kind="llama3",
+            factor=factor,
+            low_freq_factor=number(parameters, "low_freq_factor"),
+            high_freq_factor=number(parameters, "high_freq_factor"),
+            original_max_position=original,
+        )
+    return _yarn(parameters, replace(plain, kind="yarn", factor=factor, original_max_position=original))
+
+
+def _yarn(parameters: dict[str, object], rope: RopeConfig) -> RopeConfig:
+    if parameters.get("truncate", True) is not True:
+        raise CheckpointError("config.json: yarn with truncate=false is not supported")
+    given = {key: value for key, value in parameters.items() if value is not None}
+    mscales = [number(given, key) if key in given else 0.0 for key in ("mscale", "mscale_all_dim")]
+    default = yarn_attention_factor(rope.factor, mscales[0], mscales[1])
+    betas = {"beta_fast": 32.0, "beta_slow": 1.0} | given
+    return replace(
+        rope,
+        beta_fast=number(betas, "beta_fast"),
+        beta_slow=number(betas, "beta_slow"),
+        attention_factor=number({"attention_factor": default} | given, "attention_factor"),
+    )
