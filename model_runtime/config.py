@@ -122,8 +122,6 @@ class LatentAttention:
     latent_rank: int
     value_dim: int
     """Channels of a value head; at most head_dim."""
-    scale: float
-    """Multiplies query times key."""
     bias: bool
     """Whether the projections to the short vectors have biases."""
 

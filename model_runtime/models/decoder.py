@@ -13,7 +13,9 @@ from torch import Tensor
 
 from model_runtime.batch import Batch, ImageRows
 from model_runtime.blocks.attention import Attention, attention_table
+from model_runtime.blocks.mla import LatentAttentionBlock, latent_attention_table
 from model_runtime.blocks.mlp import MLP, mlp_table
+from model_runtime.blocks.moe import MixtureOfExperts, moe_table
 from model_runtime.blocks.rope import Rotations
 from model_runtime.config import ModelConfig
 from model_runtime.kv_store import KVLayer
@@ -42,11 +44,17 @@ def _norm(config: ModelConfig, name: str, key: str) -> Parameter:
 def _layer_table(config: ModelConfig, layer: int) -> list[Parameter]:
     name, key = f"layers.{layer}", f"model.layers.{layer}"
     norms = SANDWICH_NORMS if config.sandwich_norms else PRE_NORMS
+    attention = attention_table if config.latent is None else latent_attention_table
+    feed_forward = moe_table if _has_experts(config, layer) else mlp_table
     return [
         *(_norm(config, f"{name}.{norm}", f"{key}.{norm_key}") for norm, norm_key in norms.items()),
-        *attention_table(config, f"{name}.attention", f"{key}.self_attn"),
-        *mlp_table(config, f"{name}.mlp", f"{key}.mlp"),
+        *attention(config, f"{name}.attention", f"{key}.self_attn"),
+        *feed_forward(config, f"{name}.mlp", f"{key}.mlp"),
     ]
+
+
+def _has_experts(config: ModelConfig, layer: int) -> bool:
+    return config.experts is not None and layer >= config.experts.first_layer
 
 
 def decoder_table(config: ModelConfig) -> list[Parameter]:
@@ -70,10 +78,15 @@ class _Layer:
         self.eps = config.rms_norm_eps
         self.is_local = config.local_rope is not None and config.sliding_windows[layer] > 0
         self.attention_norm_C = vectors[f"{name}.attention_norm"]
-        self.attention = Attention(config, layer, f"{name}.attention", parameters)
+        self.attention: Attention | LatentAttentionBlock
+        if config.latent is None:
+            self.attention = Attention(config, layer, f"{name}.attention", parameters)
+        else:
+            self.attention = LatentAttentionBlock(config, f"{name}.attention", parameters)
         self.attention_result_norm_C = vectors.get(f"{name}.attention_result_norm")
         self.mlp_norm_C = vectors[f"{name}.mlp_norm"]
-        self.mlp = MLP(config, f"{name}.mlp", parameters)
+        feed_forward = MixtureOfExperts if _has_experts(config, layer) else MLP
+        self.mlp = feed_forward(config, f"{name}.mlp", parameters)
         self.mlp_result_norm_C = vectors.get(f"{name}.mlp_result_norm")
 
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:

@@ -1,0 +1,115 @@
+"""A mixture of experts with its router and weight table, as DeepSeek-V3 has it (arXiv 2412.19437, section 2.1.2).
+Called by the decoder, engine and worker processes.
+
+A token's result does not depend on the other tokens of the step: the router works row by row in exact or compiled
+operations, and a token's experts are added up in ascending order, whichever tokens they compute beside it.
+
+Legend: T tokens, C hidden size, N experts in G groups of M, K experts chosen for a token from J groups, P pairs of a
+token and an expert.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from model_runtime.blocks.mlp import MLP, mlp_table
+from model_runtime.config import Experts, ModelConfig
+from model_runtime.ops.registry import Ops
+from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table
+
+SUM_EPS = 1e-20
+"""Added to the sum of a token's weights before they are divided by it."""
+SMALLEST = 1e-20
+"""sigmoid is 0.5 for anything nearer to zero."""
+
+
+def moe_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
+    """The parameters under `name` and the checkpoint keys under `key` that fill them."""
+    experts = _experts(config)
+    single = replace(config, intermediate_size=experts.intermediate_size)
+    shared = replace(config, intermediate_size=experts.shared_size)
+    router = (Slot(f"{key}.gate", experts.num_experts),)
+    bias = Slot(f"{key}.gate.e_score_correction_bias", experts.num_experts)
+    table = linear_table(f"{name}.router", router, config.hidden_size, bias=False)
+    table.append(Parameter(name=f"{name}.choice_bias", slots=(bias,)))
+    for expert in range(experts.num_experts):
+        table += mlp_table(single, f"{name}.experts.{expert}", f"{key}.experts.{expert}")
+    return table + mlp_table(shared, f"{name}.shared", f"{key}.shared_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which experts compute which token, and how much each counts."""
+
+    expert_TK: Tensor
+    """int64, ascending in each row."""
+    weight_TK: Tensor
+
+    def shares(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(expert, rows [P], weights [P, 1]) of each expert that has tokens, in ascending order."""
+        num_chosen = self.expert_TK.shape[1]
+        sorted_P, pair_P = self.expert_TK.flatten().sort(stable=True)
+        experts, counts = (found.tolist() for found in torch.unique_consecutive(sorted_P, return_counts=True))
+        weight_P1 = self.weight_TK.flatten()[pair_P, None]
+        row_P = pair_P // num_chosen
+        return zip(experts, torch.split(row_P, counts), torch.split(weight_P1, counts), strict=True)
+
+
+def route(ops: Ops, logits_TN: Tensor, choice_bias_N: Tensor, experts: Experts) -> Route:
+    """The best experts of the best groups by score with bias, a group being as good as its best two experts together;
+    their weights are the scores without bias."""
+    score_TN = _sigmoid(ops, logits_TN)
+    choice_TGM = (score_TN + choice_bias_N).view(score_TN.shape[0], experts.num_groups, -1)
+    best_TG2 = choice_TGM.topk(2, dim=-1).values
+    group_TG = best_TG2[..., 0] + best_TG2[..., 1]
+    chosen_TJ = group_TG.topk(experts.num_chosen_groups, dim=-1).indices
+    out_of_choice_TG = torch.ones_like(group_TG, dtype=torch.bool).scatter_(1, chosen_TJ, False)
+    choice_TN = choice_TGM.masked_fill(out_of_choice_TG[..., None], -torch.inf).flatten(1)
+    expert_TK = choice_TN.topk(experts.num_chosen, dim=-1).indices.sort(dim=-1).values
+    weight_TK = score_TN.gather(1, expert_TK)
+    if experts.renormalise:
+        weight_TK = weight_TK / (_row_sum(weight_TK) + SUM_EPS)
+    return Route(expert_TK, weight_TK * experts.scale)
+
+
+class MixtureOfExperts:
+    """The shared block's output and, weighted, those of the experts that the router chooses."""
+
+    def __init__(self, config: ModelConfig, name: str, parameters: Parameters) -> None:
+        self.config = _experts(config)
+        self.router = parameters.linear(f"{name}.router")
+        self.choice_bias_N = parameters.vectors[f"{name}.choice_bias"]
+        indices = range(self.config.num_experts)
+        self.experts = [MLP(config, f"{name}.experts.{index}", parameters) for index in indices]
+        self.shared = MLP(config, f"{name}.shared", parameters)
+
+    def forward(self, ops: Ops, x_TC: Tensor) -> Tensor:
+        """[T, C] -> [T, C]."""
+        logits_TN = ops.linear(x_TC, self.router.weight, None)
+        out_TC = self.shared.forward(ops, x_TC)
+        for expert, row_P, weight_P1 in route(ops, logits_TN, self.choice_bias_N, self.config).shares():
+            # no row comes twice, so each gets one addition here
+            out_TC.index_add_(0, row_P, self.experts[expert].forward(ops, x_TC[row_P]) * weight_P1)
+        return out_TC
+
+
+def _experts(config: ModelConfig) -> Experts:
+    assert config.experts is not None, "the architecture has no experts"
+    return config.experts
+
+
+def _sigmoid(ops: Ops, x_TN: Tensor) -> Tensor:
+    """As silu(x) / x. torch's sigmoid rounds the last numbers of a tensor in another way than the rest, and so a row by
+    its place."""
+    x_TN = x_TN.where(x_TN.abs() > SMALLEST, SMALLEST)
+    return ops.silu_mul(torch.cat((x_TN, torch.ones_like(x_TN)), dim=1)) / x_TN
+
+
+def _row_sum(x_TK: Tensor) -> Tensor:
+    """[T, 1], from left to right."""
+    total_T1 = x_TK[:, :1]
+    for column in range(1, x_TK.shape[1]):
+        total_T1 = total_T1 + x_TK[:, column : column + 1]
+    return total_T1
