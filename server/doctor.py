@@ -1,12 +1,17 @@
-"""`firstlight doctor`: what this machine has, what is missing, and what to do about it. A process of its own."""
+"""`firstlight doctor`: what this machine has, what is missing, and what to do about it. A process of its own.
+
+With `--make-tiny-vlm DIR` it checks nothing and writes a model to try images with (`server/tiny_vlm.py`).
+"""
 
 import argparse
 import importlib.metadata
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import psutil
 from rich.console import Console
@@ -14,6 +19,7 @@ from rich.table import Table
 
 from server.embedded import EmbeddedModelMissing, embedded_path
 from server.serve_command import gib
+from server.tiny_vlm import WARNING, write_tiny_vlm
 
 MIN_FREE_BYTES = 2 * 2**30
 LIBRARIES = ("torch", "fastapi", "uvicorn", "tokenizers", "safetensors", "msgspec", "pyzmq", "numpy")
@@ -122,10 +128,18 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--make-tiny-vlm",
+        metavar="DIR",
+        type=Path,
+        help="write a tiny vision-language model with random weights to DIR, to try images with, and do nothing else",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check everything and report; 1 when something would keep the server from running."""
+    if arguments.make_tiny_vlm is not None:
+        return _make_tiny_vlm(arguments.make_tiny_vlm)
     findings = [check() for check in CHECKS]
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -137,3 +151,13 @@ def run(arguments: argparse.Namespace) -> int:
             table.add_row(finding.subject, MARKS[finding.state], finding.detail + advice)
         Console().print(table, highlight=False)
     return int(any(finding.state == "failed" for finding in findings))
+
+
+def _make_tiny_vlm(folder: Path) -> int:
+    try:
+        write_tiny_vlm(folder)
+    except OSError as error:
+        print(f"firstlight: {error}", file=sys.stderr)
+        return 1
+    print(f"{folder} holds a tiny vision-language model. {WARNING}\nServe it with: firstlight serve {folder}")
+    return 0
