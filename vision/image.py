@@ -1,17 +1,17 @@
 """From the bytes of an image file to verified RGB: a format of the allow-list, within the limits, whole, upright.
 
-Owns decoding. Called by the API process in a worker thread; safe in many at once, as no setting of Pillow is changed.
+Owns decoding. Called by `server/images.py` in worker threads of the API process; safe in many at once, as no setting of
+Pillow is changed.
 The plugin of the sniffed format is used directly: `Image.open` would try others, warn about sizes, and depends on what
 has been registered. Transparency lies on white, the first frame of an animation counts, EXIF orientation is applied.
 Colour profiles are not, as the reference processors do not either.
 """
 
-import hashlib
 import re
 import struct
 import warnings
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
 from io import BytesIO
 
 import numpy as np
@@ -70,6 +70,7 @@ MIRRORED = {
     2: (UNCHANGED, REVERSED),
     3: (REVERSED, REVERSED),
     4: (REVERSED, UNCHANGED),
+    5: (UNCHANGED, UNCHANGED),
     6: (REVERSED, UNCHANGED),
     7: (REVERSED, REVERSED),
     8: (UNCHANGED, REVERSED),
@@ -80,17 +81,14 @@ PILLOW_MODULES = r"PIL\."
 IGNORED_WARNINGS = ("ignore", None, Warning, re.compile(PILLOW_MODULES), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedImage:
-    """`rgb` is uint8 (H, W, 3), read-only. `sha256` is of height, width and pixels: two files with equal pixels share
-    it, whatever their format; 120 x 80 and 80 x 120 do not."""
-
-    rgb: npt.NDArray[np.uint8]
-    sha256: bytes
+def admit_all(pixels: int) -> None:
+    """For callers that decode one image at a time."""
 
 
-def decode(data: bytes, limits: ImageLimits) -> DecodedImage:
-    """The picture that the file shows. Bytes, side and pixels are checked before any pixel is decoded.
+def decode(data: bytes, limits: ImageLimits, admit: Callable[[int], None] = admit_all) -> Image.Image:
+    """The picture that the file shows, of mode RGB and loaded. Bytes, side and pixels are checked before any pixel is
+    decoded; then `admit` is called with their number, and may wait until there is memory for them: at most seven bytes
+    for each, four of which the result keeps.
 
     Raises ImageTooLarge, UnsupportedImage, CorruptImage.
     """
@@ -102,18 +100,24 @@ def decode(data: bytes, limits: ImageLimits) -> DecodedImage:
         _check_size(webp_size(data), limits)
     _ignore_warnings_of_pillow()
     try:
-        with plugin(BytesIO(data)) as image:
-            _check_size(image.size, limits)
-            _check_compression(image)
-            check_whole(data, name)
-            rgb = _upright_rgb(image)
+        upright = _read(plugin, data, name, limits, admit)
     except Image.DecompressionBombError as error:
         raise ImageTooLarge("The image has more pixels than the decoder allows") from error
     except DECODE_ERRORS as error:
         raise CorruptImage(f"The {name} file is truncated or broken: {str(error)[:80]}") from error
-    digest = hashlib.sha256(struct.pack("<II", *rgb.shape[:2]))
-    digest.update(rgb.data)
-    return DecodedImage(rgb, digest.digest())
+    return upright if isinstance(upright, Image.Image) else Image.fromarray(upright)
+
+
+def _read(
+    plugin: type[ImageFile.ImageFile], data: bytes, name: str, limits: ImageLimits, admit: Callable[[int], None]
+) -> Image.Image | npt.NDArray[np.uint8]:
+    """A function of its own, so that what the file was decoded into is gone when it returns."""
+    with plugin(BytesIO(data)) as image:
+        _check_size(image.size, limits)
+        _check_compression(image)
+        check_whole(data, name)
+        admit(image.width * image.height)
+        return _upright_rgb(image)
 
 
 def _plugin(name: str) -> type[ImageFile.ImageFile]:
@@ -142,17 +146,19 @@ def _check_compression(image: ImageFile.ImageFile) -> None:
             raise UnsupportedImage(f"The TIFF file is compressed in a way that is not read: method {number}")
 
 
-def _upright_rgb(image: ImageFile.ImageFile) -> npt.NDArray[np.uint8]:
-    """Loads the first frame; its rows are written to where they belong in the upright result. TIFF's plugin turns its
-    image itself."""
+def _upright_rgb(image: ImageFile.ImageFile) -> Image.Image | npt.NDArray[np.uint8]:
+    """Loads the first frame. Most are RGB and upright, and stay as they are; the rows of others are written to where
+    they belong in the upright result, which is only made an image when what it was made from is gone. TIFF's plugin
+    turns its image itself."""
     raw = raw_mode(image)
     image.load()
     orientation = 1 if isinstance(image, TiffImageFile) else _orientation(image)
+    if image.mode == "RGB" and orientation not in MIRRORED and not image.has_transparency_data:
+        return image
     width, height = image.size
     rgb = np.empty((width, height, 3) if orientation in SIDEWAYS else (height, width, 3), np.uint8)
     stored = rgb.transpose(1, 0, 2) if orientation in SIDEWAYS else rgb
     fill_on_white(image, raw, stored[MIRRORED.get(orientation, (UNCHANGED, UNCHANGED))])
-    rgb.setflags(write=False)
     return rgb
 
 

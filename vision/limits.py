@@ -12,10 +12,11 @@ class ImageLimits:
 
     max_image_bytes: int = field(
         default=20 * 1024 * 1024,
-        metadata={"help": "bytes of one image file, as sent or fetched; larger ones are refused"},
+        metadata={"help": "largest image file, as sent or fetched; larger ones get 413", "unit": "bytes"},
     )
     max_image_pixels: int = field(
-        default=25_000_000, metadata={"help": "width times height of one image; checked before anything is decoded"}
+        default=4096 * 3072,
+        metadata={"help": "width times height of one image; larger ones get 413 before anything is decoded"},
     )
     max_image_side: int = field(default=16_384, metadata={"help": "width or height of one image, in pixels"})
     media_fetch_seconds: float = field(

@@ -113,7 +113,7 @@ def tower_of(recipe: Recipe) -> VisionTowerConfig:
 
 def tower_input(recipe: Recipe, image_HWC: NDArray[np.uint8], tower: VisionTowerConfig | None = None) -> ImageInput:
     """What the tower is given for the picture; one after the recipe's kind unless given."""
-    layout, tiles_NHWC = recipe.layout(*image_HWC.shape[:2]), recipe.tiles(image_HWC)
+    layout, tiles_NHWC = recipe.layout(*image_HWC.shape[:2]), recipe.tiles(as_pil(image_HWC))
     assert tiles_NHWC.dtype == np.uint8 and tiles_NHWC.flags.c_contiguous
     assert tiles_NHWC.shape == (layout.tiles, layout.height, layout.width, 3)
     data = torch.frombuffer(bytearray(tiles_NHWC.tobytes()), dtype=torch.uint8)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.vision.pictures import FILES, PNG_MAGIC, Pixels, chunk, exif, noise, png, save, smooth
 from vision import colours
-from vision.errors import UnsupportedImage
+from vision.errors import ImageTooLarge, UnsupportedImage
 from vision.image import decode
 from vision.limits import ImageLimits
 
@@ -29,9 +29,9 @@ TURNS = {
 
 
 def rgb(data: bytes) -> Pixels:
-    decoded = decode(data, LIMITS)
-    assert decoded.rgb.dtype == np.uint8 and decoded.rgb.ndim == 3 and decoded.rgb.flags.c_contiguous
-    return decoded.rgb
+    image = decode(data, LIMITS)
+    assert image.mode == "RGB"
+    return np.asarray(image)
 
 
 def composed(colour: Pixels, alpha: Pixels) -> Pixels:
@@ -225,17 +225,25 @@ def test_bands_do_not_show(monkeypatch: pytest.MonkeyPatch, band_pixels: int) ->
     assert [name for name, data in files.items() if not np.array_equal(rgb(data), whole[name])] == []
 
 
-def test_hash_is_of_pixels_and_shape() -> None:
-    pixels = noise(80, 120)
-    wide, high = Image.fromarray(pixels), Image.fromarray(pixels.reshape(120, 80, 3))
-    digests = {decode(save(wide, name), LIMITS).sha256 for name in ("PNG", "BMP", "TIFF")}
-    assert len(digests) == 1 and len(digests.pop()) == 32
-    assert decode(save(wide, "PNG"), LIMITS).sha256 != decode(save(high, "PNG"), LIMITS).sha256
-    changed = pixels.copy()
-    changed[79, 119, 2] ^= 1
-    assert decode(save(Image.fromarray(changed), "PNG"), LIMITS).sha256 != decode(save(wide, "PNG"), LIMITS).sha256
-    with pytest.raises(ValueError, match="read-only"):
-        decode(save(wide, "PNG"), LIMITS).rgb[0, 0, 0] = 1
+@pytest.mark.parametrize("name", sorted(FILES))
+@pytest.mark.parametrize("orientation", [1, 5])
+def test_decoded_image_is_whole_without_its_file(name: str, orientation: int) -> None:
+    """Recipes resize, crop and paste it."""
+    data = FILES[name]
+    if orientation == 5 and name in ("png", "jpeg"):
+        data = save(Image.open(BytesIO(data)), name.upper(), exif=b"Exif\0\0" + exif(5))
+    image = decode(data, LIMITS)
+    pixels = np.asarray(image)
+    assert np.array_equal(np.asarray(image.crop((3, 5, 30, 40))), pixels[5:40, 3:30])
+    assert np.array_equal(np.asarray(image.resize((9, 7))), np.asarray(Image.fromarray(pixels).resize((9, 7))))
+
+
+def test_pixels_are_admitted_once_before_they_are_decoded() -> None:
+    asked: list[int] = []
+    decode(FILES["webp"], LIMITS, asked.append)
+    with pytest.raises(ImageTooLarge):
+        decode(FILES["webp"], ImageLimits(max_image_side=60), asked.append)
+    assert asked == [41 * 67]
 
 
 def test_one_pixel() -> None:

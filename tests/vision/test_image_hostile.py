@@ -14,7 +14,7 @@ from PIL import Image, ImageFile
 
 from tests.vision.pictures import FILES, PNG_MAGIC, chunk, noise, png, png_bomb, save
 from vision.errors import CorruptImage, ImageError, ImageTooLarge, UnsupportedImage
-from vision.image import DecodedImage, decode
+from vision.image import decode
 from vision.limits import ImageLimits
 
 LIMITS = ImageLimits()
@@ -24,7 +24,7 @@ def peak_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def attempt(data: bytes) -> DecodedImage | ImageError:
+def attempt(data: bytes) -> Image.Image | ImageError:
     try:
         return decode(data, LIMITS)
     except ImageError as error:
@@ -42,7 +42,7 @@ def test_truncation_at_every_tenth_byte(name: str) -> None:
             refused += 1
             assert found.kind in ("corrupt_image", "unsupported_image_format") and 15 < len(str(found)) < 160
         else:
-            assert found.sha256 == whole.sha256, cut
+            assert found.tobytes() == whole.tobytes(), cut
     assert refused >= len(cuts) - 4, "a GIF without its trailer or a BMP without its padding shows all its pixels"
 
 
@@ -71,14 +71,14 @@ def test_png_bomb_is_refused_before_it_grows() -> None:
     before, start = peak_kib(), time.perf_counter()
     with pytest.raises(ImageTooLarge, match=r"65500 x 65500.*16384 pixels a side"):
         decode(bomb, LIMITS)
-    with pytest.raises(ImageTooLarge, match="limit is 25000000 pixels"):
+    with pytest.raises(ImageTooLarge, match="limit is 12582912 pixels"):
         decode(bomb, ImageLimits(max_image_side=70_000))
     assert time.perf_counter() - start < 0.1
     assert peak_kib() - before < 10_000
 
 
 def test_the_makers_bomb_is_a_valid_file() -> None:
-    assert (decode(png_bomb(2504), LIMITS).rgb == 0).all()
+    assert decode(png_bomb(2504), LIMITS).getextrema() == ((0, 0),) * 3
 
 
 def claims(width: int, height: int) -> dict[str, bytes]:
@@ -121,7 +121,7 @@ def test_gif_whose_frame_is_larger_than_its_screen() -> None:
 def test_limits_are_met_exactly() -> None:
     image = save(Image.fromarray(noise(10, 20)), "PNG")
     exact = ImageLimits(max_image_bytes=len(image), max_image_pixels=200, max_image_side=20)
-    assert decode(image, exact).rgb.shape == (10, 20, 3)
+    assert decode(image, exact).size == (20, 10)
     for limits, said in (
         (ImageLimits(max_image_bytes=len(image) - 1), f"{len(image)} bytes; the limit is {len(image) - 1}"),
         (ImageLimits(max_image_pixels=199), "10; the limit is 199 pixels"),
@@ -175,13 +175,13 @@ def test_tiff_is_read_with_its_common_compressions_only(compression: str) -> Non
     if compression in ("lzma", "zstd"):
         assert isinstance(found, UnsupportedImage)
     else:
-        assert isinstance(found, DecodedImage) and np.array_equal(found.rgb, pixels)
+        assert isinstance(found, Image.Image) and np.array_equal(np.asarray(found), pixels)
 
 
 def test_what_follows_an_image_is_not_read() -> None:
     for name in ("png", "jpeg", "gif"):
         behind = decode(FILES[name] + b"PK\x03\x04<script>alert(1)</script>" + bytes(999), LIMITS)
-        assert behind.sha256 == decode(FILES[name], LIMITS).sha256, name
+        assert behind.tobytes() == decode(FILES[name], LIMITS).tobytes(), name
 
 
 def test_work_that_a_file_can_ask_for_is_bounded() -> None:
@@ -220,15 +220,15 @@ def test_warnings_of_pillow_never_leave(monkeypatch: pytest.MonkeyPatch) -> None
             attempt(data)
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
         for name in ("png", "gif", "webp", "tiff"):
-            assert decode(FILES[name], LIMITS).rgb.shape == (41, 67, 3)
+            assert decode(FILES[name], LIMITS).size == (67, 41)
     assert [str(warning.message) for warning in heard] == []
 
 
 def test_threads_see_what_one_thread_sees() -> None:
     names = sorted(FILES) * 8
-    alone = {name: decode(FILES[name], LIMITS).sha256 for name in FILES}
+    alone = {name: decode(FILES[name], LIMITS).tobytes() for name in FILES}
     settings = (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda name: decode(FILES[name], LIMITS).sha256, names))
+        found = list(pool.map(lambda name: decode(FILES[name], LIMITS).tobytes(), names))
     assert found == [alone[name] for name in names]
     assert settings == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (89_478_485, False)

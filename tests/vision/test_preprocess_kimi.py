@@ -112,7 +112,7 @@ def test_photograph_is_shrunk_to_the_limit(navit_resize: Resize) -> None:
 
 
 def test_black_right_and_below() -> None:
-    tiles_NHWC = kimi.read(Values({})).tiles(np.full((30, 20, 3), 200, np.uint8))
+    tiles_NHWC = kimi.read(Values({})).tiles(Image.new("RGB", (20, 30), (200, 200, 200)))
     assert tiles_NHWC.shape == (1, 56, 28, 3)
     assert (tiles_NHWC[0, :30, :20] == 200).all() and tiles_NHWC.sum() == 30 * 20 * 3 * 200
 

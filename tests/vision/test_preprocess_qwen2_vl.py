@@ -46,4 +46,4 @@ def test_extreme_aspects_are_refused() -> None:
     assert recipe.layout(1, 200).tiles == 1
     for size in ((1, 201), (201, 1)):
         with pytest.raises(ImageShapeError, match="more than 200 times longer than wide"):
-            recipe.tiles(picture(*size, 0))
+            recipe.tiles(as_pil(picture(*size, 0)))

@@ -6,7 +6,6 @@ Called by the worker pool of the API process (`tiles`), by prompt building (`lay
 
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image
 
 from vision.preprocess.common import (
@@ -19,6 +18,7 @@ from vision.preprocess.common import (
     check_size,
     pad_to_square,
     sides,
+    stacked,
     target_size,
 )
 from vision.preprocess.values import CLIP_MEAN, CLIP_STD, HALF, Values
@@ -45,14 +45,14 @@ class OneView:
             height, width = self.crop
         return Layout(image_height=image_height, image_width=image_width, height=height, width=width)
 
-    def tiles(self, image_HWC: UInt8) -> UInt8:
+    def tiles(self, image: Image.Image) -> UInt8:
         """uint8 [1, H, W, 3]. Raises ImageShapeError."""
         if self.square:
-            image_HWC = pad_to_square(image_HWC, self.finish.mean)
-        image_HWC = self.finish.resize(image_HWC, *target_size(*sides(image_HWC), self.target))
+            image = pad_to_square(image, self.finish.mean)
+        image = self.finish.resize(image, *target_size(*sides(image), self.target))
         if self.crop is not None:
-            image_HWC = center_crop(image_HWC, *self.crop)
-        return np.ascontiguousarray(image_HWC)[None]
+            image = center_crop(image, *self.crop)
+        return stacked([image])
 
 
 def read_target(values: Values, default: int) -> Target:

@@ -3,10 +3,11 @@
 Called by the recipes beside it, in the API process' worker pool. numpy and Pillow only; every function is pure.
 Shape suffixes: N tiles, C channels (3), H height, W width, V values of a byte (256).
 
-Every recipe cuts and resizes in uint8, as the Pillow processors of transformers do (each resize rounds). What becomes
-of the 256 possible values in the end is a table, which the engine looks them up in (`vision/encoder/inputs.py`): bytes
-are a quarter of what would have to be sent. It holds exactly what those processors compute: a float64 product rounded
-to float32, then a float32 difference and quotient.
+Images are Pillow's, of mode RGB, until they are tiles: a copy to numpy and back takes as long as a resize, and as much
+memory as the image. Every recipe cuts and resizes in uint8, as the Pillow processors of transformers do (each resize
+rounds). What becomes of the 256 possible values in the end is a table, which the engine looks them up in
+(`vision/encoder/inputs.py`): bytes are a quarter of what would have to be sent. It holds exactly what those processors
+compute: a float64 product rounded to float32, then a float32 difference and quotient.
 """
 
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ Float = NDArray[np.float32]
 MAX_RESIZED_PIXELS = 1 << 24
 """Pixels of a resized image (4096 x 4096): recipes that scale the shortest edge would make gigabytes of a line."""
 
-MAX_SQUARE_PIXELS = 1 << 26
-"""Pixels of an image that is padded to a square before it is resized: room for a photograph of 40 megapixels."""
+MAX_SQUARE_PIXELS = 1 << 24
+"""Pixels of an image that is padded to a square before it is resized: room for a photograph of 4096 x 3072."""
 
 
 class ImageShapeError(ImageError):
@@ -65,7 +66,7 @@ class Recipe(Protocol):
         """Sizes alone. Raises ImageShapeError for an image that the recipe cannot take."""
         ...
 
-    def tiles(self, image_HWC: UInt8) -> UInt8:
+    def tiles(self, image: Image.Image) -> UInt8:
         """uint8 [N, H, W, 3], contiguous, N, H and W as the layout says. Raises ImageShapeError."""
         ...
 
@@ -79,14 +80,12 @@ class Finish:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def resize(self, image_HWC: UInt8, height: int, width: int) -> UInt8:
-        """uint8 [height, width, 3]; the image itself where it has that size. Raises ImageShapeError."""
-        before_height, before_width = image_HWC.shape[:2]
-        check_size(before_height, before_width, height, width)
-        if (before_height, before_width) == (height, width):
-            return image_HWC
-        resized = Image.fromarray(image_HWC).resize((width, height), resample=Image.Resampling(self.resample))
-        return np.asarray(resized)
+    def resize(self, image: Image.Image, height: int, width: int) -> Image.Image:
+        """The image itself where it has that size. Raises ImageShapeError."""
+        check_size(image.height, image.width, height, width)
+        if image.size == (width, height):
+            return image
+        return image.resize((width, height), resample=Image.Resampling(self.resample))
 
     def table(self) -> Float:
         """float32 [3, 256]: what each byte becomes in each channel."""
@@ -109,9 +108,9 @@ def check_size(image_height: int, image_width: int, height: int, width: int, *, 
         )
 
 
-def sides(image_HWC: UInt8) -> tuple[int, int]:
+def sides(image: Image.Image) -> tuple[int, int]:
     """(height, width) of an image."""
-    return image_HWC.shape[0], image_HWC.shape[1]
+    return image.height, image.width
 
 
 def target_size(height: int, width: int, target: Target) -> tuple[int, int]:
@@ -123,32 +122,31 @@ def target_size(height: int, width: int, target: Target) -> tuple[int, int]:
     return (longest, target) if width <= height else (target, longest)
 
 
-def center_crop(image_HWC: UInt8, height: int, width: int) -> UInt8:
-    """uint8 [height, width, 3] from the middle; where the image is smaller, zeros surround it."""
-    before_height, before_width = image_HWC.shape[:2]
-    canvas_height, canvas_width = max(height, before_height), max(width, before_width)
-    pad_y, pad_x = (canvas_height - before_height + 1) // 2, (canvas_width - before_width + 1) // 2
-    top, left = (before_height - height) // 2 + pad_y, (before_width - width) // 2 + pad_x
-    if (canvas_height, canvas_width) != (before_height, before_width):
-        canvas_HWC = np.zeros((canvas_height, canvas_width, 3), np.uint8)
-        canvas_HWC[pad_y : pad_y + before_height, pad_x : pad_x + before_width] = image_HWC
-        image_HWC = canvas_HWC
-    return image_HWC[top : top + height, left : left + width]
+def center_crop(image: Image.Image, height: int, width: int) -> Image.Image:
+    """height x width from the middle; where the image is smaller, black surrounds it."""
+    top, left = (image.height - height) // 2, (image.width - width) // 2
+    return image.crop((left, top, left + width, top + height))
 
 
-def pad_to_square(image_HWC: UInt8, mean: Sequence[float]) -> UInt8:
-    """uint8 [S, S, 3]: the image in the middle of a square of its longer side, in the mean colour (values 0 to 1)."""
-    height, width = image_HWC.shape[:2]
-    side = max(height, width)
-    check_size(height, width, side, side, most=MAX_SQUARE_PIXELS)
-    square_HWC = np.empty((side, side, 3), np.uint8)
-    square_HWC[:] = [int(value * 255) for value in mean]
-    top, left = (side - height) // 2, (side - width) // 2
-    square_HWC[top : top + height, left : left + width] = image_HWC
-    return square_HWC
+def pad_to_square(image: Image.Image, mean: Sequence[float]) -> Image.Image:
+    """The image in the middle of a square of its longer side, in the mean colour (values 0 to 1)."""
+    side = max(image.size)
+    check_size(image.height, image.width, side, side, most=MAX_SQUARE_PIXELS)
+    red, green, blue = (int(value * 255) for value in mean)
+    square = Image.new("RGB", (side, side), (red, green, blue))
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square
 
 
-def cut(image_HWC: UInt8, height: int, width: int) -> list[UInt8]:
-    """Tiles uint8 [height, width, 3] in reading order; the image's sides are multiples of the tile's."""
-    tops, lefts = range(0, image_HWC.shape[0], height), range(0, image_HWC.shape[1], width)
-    return [image_HWC[top : top + height, left : left + width] for top in tops for left in lefts]
+def cut(image: Image.Image, height: int, width: int) -> list[Image.Image]:
+    """Tiles in reading order; the image's sides are multiples of the tile's."""
+    tops, lefts = range(0, image.height, height), range(0, image.width, width)
+    return [image.crop((left, top, left + width, top + height)) for top in tops for left in lefts]
+
+
+def stacked(tiles: Sequence[Image.Image]) -> UInt8:
+    """uint8 [N, H, W, 3], contiguous, of tiles of one size."""
+    tiles_NHWC = np.empty((len(tiles), *sides(tiles[0]), 3), np.uint8)
+    for tile, target_HWC in zip(tiles, tiles_NHWC, strict=True):
+        target_HWC[:] = tile
+    return tiles_NHWC

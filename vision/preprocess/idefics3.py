@@ -8,10 +8,9 @@ mask of those processors is one everywhere and is not made.
 import math
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image
 
-from vision.preprocess.common import Finish, Layout, UInt8, check_size, cut, sides
+from vision.preprocess.common import Finish, Layout, UInt8, check_size, cut, sides, stacked
 from vision.preprocess.values import HALF, Values
 
 MAX_LONGEST_EDGE = 4096
@@ -47,14 +46,14 @@ class Idefics3:
             cols=cols,
         )
 
-    def tiles(self, image_HWC: UInt8) -> UInt8:
+    def tiles(self, image: Image.Image) -> UInt8:
         """uint8 [N, tile, tile, 3]: the tiles in reading order, the whole view last. Raises ImageShapeError."""
-        image_HWC = self.finish.resize(image_HWC, *self._first_size(*sides(image_HWC)))
+        image = self.finish.resize(image, *self._first_size(*sides(image)))
         if self.split:
-            image_HWC = self.finish.resize(image_HWC, *self._multiple(*sides(image_HWC)))
-        whole_HWC = self.finish.resize(image_HWC, self.tile, self.tile)
-        is_cut = self.split and max(image_HWC.shape[:2]) > self.tile
-        return np.stack([*(cut(image_HWC, self.tile, self.tile) if is_cut else []), whole_HWC])
+            image = self.finish.resize(image, *self._multiple(*sides(image)))
+        whole = self.finish.resize(image, self.tile, self.tile)
+        is_cut = self.split and max(image.size) > self.tile
+        return stacked([*(cut(image, self.tile, self.tile) if is_cut else []), whole])
 
     def _first_size(self, height: int, width: int) -> tuple[int, int]:
         """The longest edge as configured, the other one truncated and then made even, neither above the bound."""

@@ -6,10 +6,9 @@ Called by the worker pool of the API process (`tiles`), by prompt building (`lay
 
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image
 
-from vision.preprocess.common import Finish, Layout, UInt8, check_size, cut, sides
+from vision.preprocess.common import Finish, Layout, UInt8, check_size, cut, sides, stacked
 from vision.preprocess.values import CLIP_MEAN, CLIP_STD, Values
 
 MAX_TILES = 64
@@ -40,14 +39,14 @@ class InternVL:
             cols=cols * is_cut,
         )
 
-    def tiles(self, image_HWC: UInt8) -> UInt8:
+    def tiles(self, image: Image.Image) -> UInt8:
         """uint8 [N, H, W, 3]: the tiles in reading order, the thumbnail last."""
-        rows, cols = self._grid(*sides(image_HWC))
-        canvas_HWC = self.finish.resize(image_HWC, rows * self.height, cols * self.width)
-        tiles = cut(canvas_HWC, self.height, self.width)
+        rows, cols = self._grid(*sides(image))
+        canvas = self.finish.resize(image, rows * self.height, cols * self.width)
+        tiles = cut(canvas, self.height, self.width)
         if len(tiles) > 1:
-            tiles.append(self.finish.resize(image_HWC, self.height, self.width))
-        return np.stack(tiles)
+            tiles.append(self.finish.resize(image, self.height, self.width))
+        return stacked(tiles)
 
     def _grid(self, image_height: int, image_width: int) -> tuple[int, int]:
         """(rows, cols). Among grids of one aspect the larger, as long as the image fills more than half of it."""

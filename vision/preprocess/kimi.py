@@ -8,10 +8,9 @@ with Pillow, as the model's publisher does.
 import math
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image
 
-from vision.preprocess.common import Finish, Layout, UInt8, check_size, sides
+from vision.preprocess.common import Finish, Layout, UInt8, check_size, sides, stacked
 from vision.preprocess.values import HALF, Values
 
 MAX_PATCHES = 1 << 16
@@ -36,13 +35,12 @@ class Kimi:
         check_size(image_height, image_width, height, width)
         return Layout(image_height=image_height, image_width=image_width, height=height, width=width)
 
-    def tiles(self, image_HWC: UInt8) -> UInt8:
+    def tiles(self, image: Image.Image) -> UInt8:
         """uint8 [1, H, W, 3]. Raises ImageShapeError."""
-        layout = self.layout(*sides(image_HWC))
-        height, width = self._shrunk(*sides(image_HWC))
-        canvas_HWC = np.zeros((layout.height, layout.width, 3), np.uint8)
-        canvas_HWC[:height, :width] = self.finish.resize(image_HWC, height, width)
-        return canvas_HWC[None]
+        layout = self.layout(*sides(image))
+        canvas = Image.new("RGB", (layout.width, layout.height))
+        canvas.paste(self.finish.resize(image, *self._shrunk(*sides(image))), (0, 0))
+        return stacked([canvas])
 
     def _shrunk(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) before the zeros."""

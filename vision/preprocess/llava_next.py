@@ -8,7 +8,6 @@ to make a batch.
 import math
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image
 
 from vision.preprocess.clip import OneView, read_crop, read_target
@@ -21,6 +20,7 @@ from vision.preprocess.common import (
     check_size,
     cut,
     sides,
+    stacked,
     target_size,
 )
 from vision.preprocess.values import CLIP_MEAN, CLIP_STD, Values
@@ -57,31 +57,30 @@ class AnyResolution:
             cols=cols,
         )
 
-    def tiles(self, image_HWC: UInt8) -> UInt8:
+    def tiles(self, image: Image.Image) -> UInt8:
         """uint8 [N, H, W, 3]: the whole view, then the tiles in reading order. Raises ImageShapeError."""
         whole = self.target if isinstance(self.target, tuple) else (self.target, self.target)
-        tiles = [self.finish.resize(image_HWC, *whole), *cut(self._fitted(image_HWC), self.tile, self.tile)]
+        tiles = [self.finish.resize(image, *whole), *cut(self._fitted(image), self.tile, self.tile)]
         tiles = [self.finish.resize(tile, *target_size(*sides(tile), self.target)) for tile in tiles]
         if self.crop is not None:
             tiles = [center_crop(tile, *self.crop) for tile in tiles]
-        return np.stack(tiles)
+        return stacked(tiles)
 
     def one_of_many(self) -> OneView:
         """The recipe of LLaVA-OneVision for an image that is not the only one: a square view of it, no tiles."""
         return OneView(finish=self.finish, target=self.target, crop=self.crop, square=True)
 
-    def _fitted(self, image_HWC: UInt8) -> UInt8:
-        height, width = image_HWC.shape[:2]
+    def _fitted(self, image: Image.Image) -> Image.Image:
+        height, width = sides(image)
         best_height, best_width = best_pinpoint(height, width, self.pinpoints)
         scale_h, scale_w = best_height / height, best_width / width
         if scale_w < scale_h:
             size = min(math.ceil(height * scale_w), best_height), best_width
         else:
             size = best_height, min(math.ceil(width * scale_h), best_width)
-        canvas_HWC = np.zeros((best_height, best_width, 3), np.uint8)
-        top, left = (best_height - size[0]) // 2, (best_width - size[1]) // 2
-        canvas_HWC[top : top + size[0], left : left + size[1]] = self.finish.resize(image_HWC, *size)
-        return canvas_HWC
+        canvas = Image.new("RGB", (best_width, best_height))
+        canvas.paste(self.finish.resize(image, *size), ((best_width - size[1]) // 2, (best_height - size[0]) // 2))
+        return canvas
 
 
 def best_pinpoint(height: int, width: int, pinpoints: tuple[tuple[int, int], ...]) -> tuple[int, int]:

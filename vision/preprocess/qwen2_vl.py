@@ -7,10 +7,9 @@ Called by the worker pool of the API process (`tiles`), by prompt building (`lay
 import math
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image
 
-from vision.preprocess.common import Finish, ImageShapeError, Layout, UInt8, check_size, sides
+from vision.preprocess.common import Finish, ImageShapeError, Layout, UInt8, check_size, sides, stacked
 from vision.preprocess.values import CLIP_MEAN, CLIP_STD, Values
 
 MAX_ASPECT = 200
@@ -38,10 +37,10 @@ class Qwen2VL:
         check_size(image_height, image_width, height, width)
         return Layout(image_height=image_height, image_width=image_width, height=height, width=width)
 
-    def tiles(self, image_HWC: UInt8) -> UInt8:
+    def tiles(self, image: Image.Image) -> UInt8:
         """uint8 [1, H, W, 3]. Raises ImageShapeError."""
-        layout = self.layout(*sides(image_HWC))
-        return np.ascontiguousarray(self.finish.resize(image_HWC, layout.height, layout.width))[None]
+        layout = self.layout(*sides(image))
+        return stacked([self.finish.resize(image, layout.height, layout.width)])
 
     def _smart_size(self, height: int, width: int) -> tuple[int, int]:
         unit = self.patch * self.merge
