@@ -16,7 +16,10 @@ class SchedulerConfig:
     )
     prefill_share: float = field(
         default=0.25,
-        metadata={"help": "share of max-num-batched-tokens that prompts may take in a step while streams are running"},
+        metadata={"help": "share of a step's tokens and pixels that prompts may take while streams are running"},
+    )
+    max_encode_pixels: int = field(
+        default=1_048_576, metadata={"help": "pixels of images encoded in one step; one image may exceed it"}
     )
     block_size: int = field(default=16, metadata={"help": "tokens in a KV block"})
     max_queued_requests: int = field(
@@ -32,7 +35,8 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_queued_tokens", "request_timeout"):
+        sizes = ("max_num_seqs", "max_num_batched_tokens", "max_encode_pixels", "max_queued_tokens", "request_timeout")
+        for name in sizes:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
         if not 1 <= self.block_size <= 256 or self.block_size & (self.block_size - 1):

@@ -5,6 +5,7 @@ whole blocks only and leave at least one token to compute, so that a sequence wr
 """
 
 from scheduler.block_pool import BlockPool
+from scheduler.image_spans import span_content
 from scheduler.prefix_cache import CachedBlock, PrefixCache, block_key, root_key
 from scheduler.sequence import Sequence
 
@@ -58,7 +59,7 @@ class KVBlocks:
         if not self._prefix_caching or num_full == seq.num_registered:
             return
         for index in range(seq.num_registered, num_full):
-            self._cache.insert(seq.blocks[index], self._content(seq, index))
+            self._cache.insert(seq.blocks[index], self._cached_block(seq, index))
         seq.num_registered = num_full
 
     def release(self, seq: Sequence) -> None:
@@ -105,24 +106,26 @@ class KVBlocks:
         hits: list[int] = []
         if self._prefix_caching:
             for index in range(self._shareable(seq)):
-                block = self._cache.find(*self._content(seq, index))
+                block = self._cache.find(*self._cached_block(seq, index))
                 if block is None:
                     break
                 hits.append(block)
         return hits
 
-    def _token_bytes(self, seq: Sequence, index: int) -> bytes:
-        return seq.tokens[index * self._block_size : (index + 1) * self._block_size].tobytes()
+    def _content(self, seq: Sequence, index: int) -> bytes:
+        start, end = index * self._block_size, (index + 1) * self._block_size
+        token_bytes = seq.tokens[start:end].tobytes()
+        return token_bytes + span_content(seq.request.images, start, end) if start < seq.image_end else token_bytes
 
     def _key(self, seq: Sequence, index: int) -> bytes:
         """Key of a full block; computed once."""
         while len(seq.keys) <= index:
             position = len(seq.keys)
             parent = seq.keys[-1] if position else root_key(seq.request.cache_salt)
-            seq.keys.append(block_key(parent, self._token_bytes(seq, position)))
+            seq.keys.append(block_key(parent, self._content(seq, position)))
         return seq.keys[index]
 
-    def _content(self, seq: Sequence, index: int) -> CachedBlock:
+    def _cached_block(self, seq: Sequence, index: int) -> CachedBlock:
         key = self._key(seq, index)
         parent = seq.keys[index - 1] if index else root_key(seq.request.cache_salt)
-        return CachedBlock(key, parent, self._token_bytes(seq, index))
+        return CachedBlock(key, parent, self._content(seq, index))

@@ -3,6 +3,7 @@
 Pure functions used by `Scheduler`, engine process.
 """
 
+from scheduler.image_spans import head_span, uncut
 from scheduler.sequence import Sequence
 
 MAX_OVERTAKES = 64
@@ -25,22 +26,33 @@ def queue_rank(seq: Sequence) -> tuple[int, bool, int]:
     return seq.request.priority, not seq.preempted, seq.arrival
 
 
-def split_share(prompts: list[Sequence], share: int) -> list[tuple[Sequence, int]]:
-    """Divide `share` tokens among sequences with prompts to compute, best priority and fewest tokens first.
+def split_share(
+    prompts: list[tuple[Sequence, int]], share: int, limit: int, *, whole_spans: bool
+) -> list[tuple[Sequence, int]]:
+    """Divide `share` tokens among (sequence, tokens that it could compute), best priority and fewest tokens first.
 
-    Half of the share is kept for the oldest of the best priority, so that short ones cannot starve a long one. Returns
-    (sequence, tokens > 0); each tokens <= sequence.remaining.
+    Half of the share is kept for the oldest of the best priority, so that short ones cannot starve a long one. With
+    `whole_spans` no chunk ends inside a span of an image: the oldest may exceed the share by the span at its head, and
+    so may one other, as far as all together stay within `limit`. Returns (sequence, tokens > 0).
     """
     if not prompts or share <= 0:
         return []
-    oldest = min(prompts, key=rank)
-    kept = min(oldest.remaining, (share + 1) // 2)
+    oldest, most = min(prompts, key=lambda prompt: rank(prompt[0]))
+    kept = min(most, (share + 1) // 2)
+    if whole_spans:
+        kept = uncut(oldest, kept) or head_span(oldest)
+        assert kept <= limit, f"a span of {kept} tokens in a step that holds {limit}"
     chunks: list[tuple[Sequence, int]] = []
-    for seq in sorted(prompts, key=lambda seq: (seq.request.priority, seq.remaining, seq.arrival)):
-        if seq is oldest:
-            kept = 0
-        tokens = min(seq.remaining, share - kept)
+    exceeds = False
+    for seq, ready in sorted(prompts, key=lambda prompt: (prompt[0].request.priority, prompt[1], prompt[0].arrival)):
+        room, kept = (max(share, kept), 0) if seq is oldest else (share - kept, kept)
+        tokens = min(ready, room)
+        if whole_spans and tokens > 0:
+            tokens = uncut(seq, tokens)
+            if tokens == 0 and not exceeds and head_span(seq) + kept <= limit:
+                tokens, exceeds = head_span(seq), True
         if tokens > 0:
             chunks.append((seq, tokens))
             share -= tokens
+            limit -= tokens
     return chunks

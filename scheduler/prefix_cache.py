@@ -1,8 +1,9 @@
 """Which full KV blocks hold which beginning of a text. Owned by `kv_blocks.KVBlocks`, engine process.
 
-A block's key is a chained hash: sha256(key of the block before it, its token ids); the first block's parent is a hash
-of the cache salt, so different salts share nothing. Whatever else the KV of a block depends on (image content,
-adapter) belongs into `root_key` or `block_key`, and nowhere else. sha256, because keys separate tenants.
+A block's key is a chained hash: sha256(key of the block before it, its content); the first block's parent is a hash of
+the cache salt, so different salts share nothing. The content is the token ids and, since the rows of all images
+have the same id, what stands where of which image. Whatever else the KV of a block depends on (an adapter) belongs
+into `root_key` or the content, and nowhere else. sha256, because keys separate tenants.
 """
 
 from hashlib import sha256
@@ -14,9 +15,9 @@ def root_key(cache_salt: bytes) -> bytes:
     return sha256(b"root" + cache_salt).digest()
 
 
-def block_key(parent: bytes, token_bytes: bytes) -> bytes:
-    """The key of a full block: parent's key (32 bytes) and the block's int32 token ids."""
-    return sha256(parent + token_bytes).digest()
+def block_key(parent: bytes, content: bytes) -> bytes:
+    """The key of a full block: parent's key (32 bytes) and the block's content."""
+    return sha256(parent + content).digest()
 
 
 class CachedBlock(NamedTuple):
@@ -24,7 +25,8 @@ class CachedBlock(NamedTuple):
 
     key: bytes
     parent: bytes
-    token_bytes: bytes
+    content: bytes
+    """The int32 token ids, then the images' part (`image_spans.span_content`)."""
 
 
 class PrefixCache:
@@ -34,10 +36,10 @@ class PrefixCache:
         self._block_of: dict[bytes, int] = {}
         self._content: dict[int, CachedBlock] = {}
 
-    def find(self, key: bytes, parent: bytes, token_bytes: bytes) -> int | None:
+    def find(self, key: bytes, parent: bytes, content: bytes) -> int | None:
         """The block with exactly this content, or None. A hash alone is never believed."""
         block = self._block_of.get(key)
-        if block is None or self._content[block] != (key, parent, token_bytes):
+        if block is None or self._content[block] != (key, parent, content):
             return None
         return block
 

@@ -61,6 +61,11 @@ class Span(NamedTuple):
     """Index into `PromptImages.images`."""
     first: int
 
+    @property
+    def end(self) -> int:
+        """One past the last token."""
+        return self.offset + self.length
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
@@ -81,9 +86,9 @@ class PromptImages:
     """The images of a prompt and where they stand."""
 
     images: tuple[Image, ...] = ()
-    """In order of appearance; the same image may come twice."""
+    """In order of appearance, each with at least one span; equal images may come twice."""
     spans: tuple[Span, ...] = ()
-    """Ascending, disjoint."""
+    """Ascending, disjoint; those of an image follow each other."""
     rope_positions: "array[int]" = field(default_factory=ints)
     """int32 [L, 3] for a prompt of L tokens: temporal, row and column position (M-RoPE); empty for other models."""
     rope_delta: int = 0

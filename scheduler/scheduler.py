@@ -6,57 +6,37 @@ and a sequence whose last known token is computed samples the next one.
 """
 
 from bisect import insort
-from dataclasses import dataclass
 from math import inf
 
 from scheduler import policy
 from scheduler.admission import refuse_overload, refuse_what_never_fits
 from scheduler.config import SchedulerConfig
+from scheduler.encoder_cache import EncoderLimits
+from scheduler.images import ImagePlanner
 from scheduler.kv_blocks import KVBlocks
 from scheduler.outcome import logprob_at, token_event
 from scheduler.plan import FAILED_TOKEN, StepPlan, StepResult
 from scheduler.plan_builder import PlanBuilder, PlannedSequence
 from scheduler.request import FinishReason, Request, TokenEvent
 from scheduler.sequence import Sequence, Status
+from scheduler.stats import Counters, SchedulerStats
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStats:
-    """Gauges, then counters that never fall."""
-
-    running: int
-    waiting: int
-    free_blocks: int
-    cached_blocks: int
-    """Unused but filled: as available to new requests as free ones."""
-    total_blocks: int
-    preemptions: int
-    prefix_queries: int
-    """Prompt tokens of sequences that looked into the prefix cache when they first ran."""
-    prefix_hits: int
-    """Those of them that were found."""
-    prompt_tokens: int
-    """Of sequences that produced their first token."""
-    generation_tokens: int
-
-
-@dataclass(slots=True)
-class _Counters:
-    preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
+NO_ENCODER = EncoderLimits()
 
 
 class Scheduler:
-    """Schedules sequences on `num_blocks` KV blocks for a model of at most `max_model_len` tokens."""
+    """Schedules sequences on `num_blocks` KV blocks for a model of at most `max_model_len` tokens, and their images
+    within the limits of `encoder`."""
 
-    def __init__(self, config: SchedulerConfig, *, num_blocks: int, max_model_len: int) -> None:
+    def __init__(
+        self, config: SchedulerConfig, *, num_blocks: int, max_model_len: int, encoder: EncoderLimits = NO_ENCODER
+    ) -> None:
         self._config = config
         self._max_total = min(max_model_len, num_blocks * config.block_size)
         self._max_model_len = max_model_len
         self._kv = KVBlocks(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
+        self._images = ImagePlanner(encoder)
+        self._whole_spans = encoder.whole_spans
         self._live: dict[int, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -66,15 +46,16 @@ class Scheduler:
         self._live_prompt_tokens = 0
         self._earliest_deadline = inf
         self._events: list[TokenEvent] = []
-        self._counters = _Counters()
+        self._counters = Counters()
 
     def add(self, request: Request, now: float) -> None:
-        """Accept a request. Raises NeverFits or QueueFull, and then keeps nothing of it."""
+        """Accept a request. Raises NeverFits, QueueFull or PixelsMissing, and then keeps nothing of it."""
         assert request.seq_id not in self._live, f"sequence {request.seq_id} is live already"
         num_prompt = len(request.prompt_ids)
         assert num_prompt > 0, f"sequence {request.seq_id} has an empty prompt"
         refuse_what_never_fits(num_prompt, self._max_model_len, self._kv.pool.num_blocks, self._config)
         refuse_overload(num_prompt, len(self._live), self._live_prompt_tokens, self._config)
+        self._images.refuse(request)
         deadline = now + self._config.request_timeout if request.deadline is None else request.deadline
         seq = Sequence(
             request=request,
@@ -83,6 +64,8 @@ class Scheduler:
             max_total=min(num_prompt + request.sampling.max_tokens, self._max_total),
             tokens=request.prompt_ids[:],
         )
+        if request.images.images:
+            self._images.add(seq)
         self._next_arrival += 1
         self._live[request.seq_id] = seq
         self._live_prompt_tokens += num_prompt
@@ -100,21 +83,23 @@ class Scheduler:
         """The next step, or None when there is nothing to compute."""
         assert not self._planned, f"step {self._step_id} was planned and not committed"
         self._expire(now)
-        builder = PlanBuilder(self._config.block_size)
+        config = self._config
+        builder = PlanBuilder(config.block_size, self._images.slot)
         complete = self._add_decodes(builder)
-        share = self._config.max_num_batched_tokens - builder.num_tokens
-        if builder.num_tokens:
-            share = min(share, max(1, int(self._config.prefill_share * self._config.max_num_batched_tokens)))
-        prompts = [seq for seq in self._running if seq.remaining > 1]
+        part = config.prefill_share if builder.num_tokens else 1.0
+        limit = config.max_num_batched_tokens - builder.num_tokens
+        share = min(limit, max(1, int(part * config.max_num_batched_tokens)))
+        prompts = [seq for seq in self._running if seq.remaining > 1 or seq.num_computed < seq.image_end]
         if complete:
             prompts += self._admit(prompts, share)
-        for seq, num_tokens in policy.split_share(prompts, share):
+        ready = self._images.ready(prompts, share, int(part * config.max_encode_pixels))
+        for seq, num_tokens in policy.split_share(ready, share, limit, whole_spans=self._whole_spans):
             builder.add(seq, num_tokens)
         if not builder.planned:
             return None
         self._planned = builder.planned
         self._step_id += 1
-        return builder.build(self._step_id)
+        return builder.build(self._step_id, *self._images.take_jobs())
 
     def commit(self, result: StepResult, now: float) -> None:
         """Take the result of the step that was planned last, then end what is past its deadline."""
@@ -123,6 +108,7 @@ class Scheduler:
         planned, self._planned = self._planned, []
         num_samples = sum(entry.samples for entry in planned)
         assert len(result.token_ids) == num_samples, f"{len(result.token_ids)} tokens for {num_samples} rows"
+        self._end_without_images(self._images.finish_jobs(result.failed_slots))
         row = score_row = 0
         for entry in planned:
             if entry.seq.status is Status.RUNNING:
@@ -148,16 +134,20 @@ class Scheduler:
             free_blocks=self._kv.pool.num_free,
             cached_blocks=self._kv.pool.num_cached,
             total_blocks=self._kv.pool.num_blocks,
+            encoder_bytes=self._images.num_bytes,
             preemptions=self._counters.preemptions,
             prefix_queries=self._counters.prefix_queries,
             prefix_hits=self._counters.prefix_hits,
             prompt_tokens=self._counters.prompt_tokens,
             generation_tokens=self._counters.generation_tokens,
+            encoder_hits=self._images.num_hits,
+            images_encoded=self._images.num_encoded,
         )
 
     def check_invariants(self) -> None:
         """Assert that nothing is lost, shared by mistake or in two places. O(blocks + sequences)."""
         self._kv.check(self._running)
+        self._images.check(self._running, self._waiting)
         assert self._running == sorted(self._running, key=policy.rank), "running sequences are out of order"
         assert self._waiting == sorted(self._waiting, key=policy.queue_rank), "the queue is out of order"
         assert len(self._running) <= self._config.max_num_seqs, "too many sequences run"
@@ -171,12 +161,12 @@ class Scheduler:
             assert seq.blocks or seq.num_computed == 0, "computed tokens without blocks"
 
     def _add_decodes(self, builder: PlanBuilder) -> bool:
-        """Plan the sequences with one token to compute, best rank first; False if that took a preemption.
+        """Plan the sequences with one token to compute, no image's, best rank first; False if that took a preemption.
 
         The last in rank is preempted, so it never has a token in this plan yet.
         """
         preemptions = self._counters.preemptions
-        for seq in [seq for seq in self._running if seq.remaining == 1]:
+        for seq in [seq for seq in self._running if seq.remaining == 1 and seq.num_computed >= seq.image_end]:
             while seq.status is Status.RUNNING and not self._kv.grow(seq, len(seq.tokens)):
                 self._preempt(self._running[-1])
             if seq.status is Status.RUNNING:
@@ -188,6 +178,7 @@ class Scheduler:
         assert len(self._running) > 1, "the only running sequence always has the blocks that it needs"
         self._running.remove(seq)
         self._kv.release(seq)
+        self._images.release(seq)
         seq.status, seq.preempted = Status.WAITING, True
         seq.prompt_scores.clear()
         insort(self._waiting, seq, key=policy.queue_rank)
@@ -236,6 +227,7 @@ class Scheduler:
             if self._config.enable_prefix_caching and not seq.scores_prompt:
                 self._counters.prefix_queries += seq.num_prompt
                 self._counters.prefix_hits += seq.num_computed
+        self._images.start(seq)
         self._waiting.remove(seq)
         seq.status, seq.overtaken = Status.RUNNING, 0
         insort(self._running, seq, key=policy.rank)
@@ -246,6 +238,8 @@ class Scheduler:
         begin at `score_row`."""
         seq = entry.seq
         seq.num_computed += entry.num_tokens
+        if seq.image_end:
+            self._images.advance(seq)
         for index in range(score_row, score_row + entry.num_scored):
             seq.prompt_scores.append(logprob_at(result.scored, index))
         if entry.samples and result.token_ids[row] == FAILED_TOKEN:
@@ -264,6 +258,14 @@ class Scheduler:
         if event.finish_reason is not None:
             self._remove(seq)
 
+    def _end_without_images(self, failed: set[bytes]) -> None:
+        """End the sequences that need images which could not be encoded; what this step computed for them is void."""
+        if failed:
+            for seq in [seq for seq in self._running if self._images.needs(seq, failed)]:
+                self._end(seq, FinishReason.ERROR, "an image could not be encoded")
+        for key in failed:
+            self._images.discard(key)
+
     def _end(self, seq: Sequence, reason: FinishReason, message: str = "") -> None:
         """End a sequence outside of its own token events."""
         self._events.append(TokenEvent(seq_id=seq.request.seq_id, finish_reason=reason, message=message))
@@ -273,6 +275,7 @@ class Scheduler:
         """Forget a sequence and free all that it holds."""
         (self._running if seq.status is Status.RUNNING else self._waiting).remove(seq)
         self._kv.release(seq)
+        self._images.remove(seq)
         seq.status = Status.FINISHED
         self._live_prompt_tokens -= seq.num_prompt
         del self._live[seq.request.seq_id]

@@ -40,6 +40,17 @@ class Sequence:
     """Blocks that came from the prefix cache or were offered to it."""
     prefix_hit: int | None = None
     """Prompt tokens found in the prefix cache when the sequence first ran; None before."""
+    image_starts: tuple[int, ...] = ()
+    image_ends: tuple[int, ...] = ()
+    """First row of each image of the prompt, and one past its last."""
+    image_end: int = 0
+    """One past the last row that is an image's; 0 for text."""
+    next_image: int = 0
+    """The first image with rows to compute."""
+    num_pinned: int = 0
+    """Images from `next_image` up to this one are encoded and pinned."""
+    num_looked_up: int = 0
+    """Images that were counted as encoder hits or misses."""
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     preempted: bool = False
     overtaken: int = 0

@@ -7,7 +7,8 @@ from scheduler.config import SchedulerConfig
 from scheduler.fake_runtime import FakeRuntime
 from scheduler.plan import StepPlan, ints
 from scheduler.request import FinishReason, QueueFull, Request, SamplingParams
-from scheduler.scheduler import Scheduler, SchedulerStats
+from scheduler.scheduler import Scheduler
+from scheduler.stats import SchedulerStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

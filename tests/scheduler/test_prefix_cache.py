@@ -19,11 +19,11 @@ def _content(salt: bytes, *tokens: int) -> CachedBlock:
 def test_keys_depend_on_parent_tokens_and_salt() -> None:
     one = _content(b"", 1, 2, 3, 4)
     assert len(one.key) == 32
-    keys = {one.key, _content(b"x", 1, 2, 3, 4).key, _content(b"", 1, 2, 3, 5).key, block_key(one.key, one.token_bytes)}
+    keys = {one.key, _content(b"x", 1, 2, 3, 4).key, _content(b"", 1, 2, 3, 5).key, block_key(one.key, one.content)}
     assert len(keys) == 4
 
 
-@pytest.mark.parametrize("difference", ["parent", "token_bytes"])
+@pytest.mark.parametrize("difference", ["parent", "content"])
 def test_equal_hash_is_not_believed(difference: str) -> None:
     cache = PrefixCache()
     content = _content(b"", 1, 2, 3, 4)
