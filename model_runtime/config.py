@@ -192,3 +192,5 @@ class ModelConfig:
     """Embeddings of one image where they must be computed in one step; 0: they may be cut."""
     latent: LatentAttention | None = None
     experts: Experts | None = None
+    num_draft_layers: int = 0
+    """Layers that the checkpoint may have after the last one, for drafts of further tokens; they are not used."""

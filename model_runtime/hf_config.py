@@ -9,8 +9,9 @@ import math
 from dataclasses import replace
 
 from model_runtime.config import ModelConfig
+from model_runtime.hf_deepseek import with_deepseek
 from model_runtime.hf_rope import read_ropes
-from model_runtime.hf_values import Json, fail, flag, integer, mapping, number
+from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
 from model_runtime.models.composites import COMPOSITES, Composite
 from model_runtime.models.families import FAMILIES, Family
 from model_runtime.weights.errors import CheckpointError
@@ -172,6 +173,8 @@ def _gemma(read: ModelConfig, config: Json) -> ModelConfig:
 def _read_text(config: Json, name: str, generation_config: Json | None) -> ModelConfig:
     family = FAMILIES[name]
     config = {**COMMON_DEFAULTS, **family.defaults, **config}
+    if family.is_deepseek:
+        config = {**config, "head_dim": value_of(config, "qk_rope_head_dim")}
     if config["hidden_act"] != "silu":
         fail("hidden_act", config["hidden_act"], "'silu'")
     _refuse_quantized(config)
@@ -206,4 +209,6 @@ def _read_text(config: Json, name: str, generation_config: Json | None) -> Model
             local_rope=local_rope,
         )
     )
+    if family.is_deepseek:
+        return with_deepseek(read, config)
     return _gemma(read, config) if family.is_gemma else read

@@ -24,7 +24,7 @@ def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: fl
     return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
 
 
-def _parameters(config: Json) -> dict[str, object]:
+def rope_parameters(config: Json) -> dict[str, object]:
     """One flat object with `rope_type` and `rope_theta`, from either spelling."""
     found = {"rope_theta": config["rope_theta"]} | dict(mapping(config, "rope_scaling"))
     found |= mapping(config, "rope_parameters")
@@ -62,7 +62,7 @@ def read_ropes(config: Json, family: Family, head_dim: int) -> tuple[RopeConfig,
 
 
 def _rope(config: Json, family: Family, head_dim: int) -> RopeConfig:
-    parameters = _parameters(config)
+    parameters = rope_parameters(config)
     rope = _scaled(config, parameters, RopeConfig(theta=number(parameters, "rope_theta"), rotary_dim=head_dim))
     if family.mrope_sections is None:
         return rope

@@ -31,6 +31,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "gemma3": Composite(text="gemma3_text", is_fixed=True, tied=True, is_gemma=True),
     "idefics3": Composite(text="llama"),
     "internvl": Composite(text="qwen2", tied=True),
+    "kimi_k25": Composite(text="deepseek_v3", tied=True),
     "llava": Composite(text="llama", tied_inside=True),
     "llava_next": Composite(text="llama"),
     "llava_onevision": Composite(text="qwen2", tied_inside=True),
