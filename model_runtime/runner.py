@@ -1,4 +1,4 @@
-"""One step on this rank: plan -> ragged batch -> forward -> logits of the rows that need them -> tokens.
+"""One step on this rank: plan -> images -> ragged batch -> forward -> logits of the rows that need them -> tokens.
 
 Owned by the executor, engine process. Holds the model and the KV memory; keeps nothing about requests.
 
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_runtime.batch import Batch, make_batch
+from model_runtime.batch import Batch, ImageRows, make_batch
+from model_runtime.images import ImageStore
 from model_runtime.kv_store import KVLayer
 from model_runtime.sampler import sample, score
 from scheduler.plan import RowLogprobs, SampleRows, ScoreRows, StepPlan, StepResult, floats, ints
@@ -37,17 +38,38 @@ class LanguageModel(Protocol):
 class Runner:
     """Runs plans. The result of a sequence does not depend on the others in the plan."""
 
-    def __init__(self, model: LanguageModel, kv: list[KVLayer], block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        kv: list[KVLayer],
+        block_size: int,
+        device: torch.device,
+        images: ImageStore | None = None,
+        bidirectional_images: bool = False,
+    ) -> None:
+        """`images` is None for a model that takes none; `bidirectional_images` says that its images attend to
+        themselves in both directions."""
         self._model, self._kv, self._block_size, self._device = model, kv, block_size, device
+        self._images, self._bidirectional_images = images, bidirectional_images
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step. Raises AssertionError where the plan contradicts itself; never because of what the model
-        computes: rows that are not finite come back as FAILED_TOKEN."""
-        hidden_TC = self._model.forward(make_batch(plan, self._block_size, self._device), self._kv)
+        computes: rows that are not finite come back as FAILED_TOKEN, images that are not in `failed_slots`."""
+        images, failed_slots = self._image_rows(plan)
+        batch = make_batch(plan, self._block_size, self._device, images, self._bidirectional_images)
+        hidden_TC = self._model.forward(batch, self._kv)
         token_ids, sampled = self._sample(hidden_TC, plan.sample)
         scored = self._score(hidden_TC, plan.score)
-        return StepResult(step_id=plan.step_id, token_ids=token_ids, sampled=sampled, scored=scored)
+        return StepResult(
+            step_id=plan.step_id, token_ids=token_ids, sampled=sampled, scored=scored, failed_slots=failed_slots
+        )
+
+    def _image_rows(self, plan: StepPlan) -> "tuple[tuple[ImageRows, ...], array[int]]":
+        if self._images is not None:
+            return self._images.step(plan)
+        assert not (plan.drop_slots or plan.encode.slots or plan.images.rows), "a plan with images, a model without"
+        return (), ints()
 
     def _logits(self, hidden_TC: Tensor, rows: "array[int]") -> Tensor:
         where = torch.from_numpy(np.asarray(rows)).to(hidden_TC.device)

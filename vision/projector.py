@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate, rms_norm
 
-from vision.encoder.block import ACTIVATIONS, Parameters, linear, normed
+from vision.encoder.block import ACTIVATIONS
+from vision.encoder.parameters import Parameters
 from vision.tower_config import MergeConfig, PoolConfig
 
 SHRINK_ABOVE = 1.1
@@ -33,7 +34,7 @@ class MergeProjector:
         self.config, self.name, self.parameters = config, name, parameters
 
     def _normed(self, x: Tensor) -> Tensor:
-        return normed(x, self.parameters, f"{self.name}.norm", self.config.norm, self.config.norm_eps)
+        return self.parameters.normed(x, f"{self.name}.norm", self.config.norm, self.config.norm_eps)
 
     def forward(self, cells_NmC: Tensor) -> Tensor:
         """[N, m x m, C] -> [N, O]: the patches of each square, row by row."""
@@ -44,11 +45,11 @@ class MergeProjector:
         if has_norm and config.norm_after_merge:
             merged = self._normed(merged)
         if config.keys.merging is not None:
-            merged = linear(merged, self.parameters, f"{self.name}.merging")
-        projected = linear(merged, self.parameters, f"{self.name}.first")
+            merged = self.parameters.linear(merged, f"{self.name}.merging")
+        projected = self.parameters.linear(merged, f"{self.name}.first")
         if config.keys.second is None:
             return projected
-        return linear(ACTIVATIONS[config.activation](projected), self.parameters, f"{self.name}.second")
+        return self.parameters.linear(ACTIVATIONS[config.activation](projected), f"{self.name}.second")
 
     def forward_grid(self, x_BHWC: Tensor) -> Tensor:
         """[B, H, W, C] -> [B, N, O]; H and W are multiples of merge_size."""
@@ -61,16 +62,15 @@ class PoolProjector:
     """Average over squares of patches, RMS norm with weight 1 + w, one matrix: Gemma 3."""
 
     def __init__(self, config: PoolConfig, name: str, parameters: Parameters) -> None:
-        self.config = config
-        self.weight_C = 1.0 + parameters[f"{name}.norm.weight"].float()
-        self.matrix_CO = parameters[f"{name}.matrix"]
+        self.config, self.name, self.parameters = config, name, parameters
+        self.weight_C = 1.0 + parameters.vectors[f"{name}.norm.weight"]
 
     def forward_grid(self, x_BHWC: Tensor) -> Tensor:
         """[B, H, W, C] -> [B, N, O]; H and W are multiples of pool_size."""
         pooled_BCHW = avg_pool2d(x_BHWC.permute(0, 3, 1, 2), self.config.pool_size)
-        pooled_BNC = pooled_BCHW.flatten(2).transpose(1, 2).float()
+        pooled_BNC = pooled_BCHW.flatten(2).transpose(1, 2)
         normed_BNC = rms_norm(pooled_BNC, self.weight_C.shape, self.weight_C, self.config.norm_eps)
-        return normed_BNC.to(x_BHWC.dtype) @ self.matrix_CO
+        return self.parameters.linear(normed_BNC, f"{self.name}.matrix")
 
 
 def unpadded(x_OHW: Tensor, image_size: tuple[int, int]) -> Tensor:
@@ -104,7 +104,6 @@ def pack_tiles(
     Tiles are square: the small copy first, then tile_grid (rows, columns) of them row by row; image_size is (height,
     width) in pixels before any resizing. The small copy alone is followed by one newline.
     """
-    newline_O = newline_O.to(tiles_BPO.dtype)
     if len(tiles_BPO) == 1:
         return torch.cat([tiles_BPO[0], newline_O[None]])
     side = math.isqrt(tiles_BPO.shape[1])

@@ -9,15 +9,12 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, rms_norm, silu
-from torch.nn.functional import linear as matmul
+from torch.nn.functional import gelu, rms_norm, silu
 
 from vision.encoder.attention import Attend
+from vision.encoder.parameters import Parameters
 from vision.encoder.rope2d import Rope, rotate
-from vision.tower_config import Activation, BlockConfig, Norm
-
-Parameters = Mapping[str, Tensor]
-"""By the names that `weights.vision_table` declares."""
+from vision.tower_config import Activation, BlockConfig
 
 QK_NORM_EPS = 1e-6
 
@@ -38,19 +35,6 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-def linear(x: Tensor, parameters: Parameters, name: str) -> Tensor:
-    """[.., K] -> [.., N] by the weight and, if there is one, the bias of this name."""
-    return matmul(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
-
-
-def normed(x: Tensor, parameters: Parameters, name: str, norm: Norm, eps: float) -> Tensor:
-    """[.., C] -> [.., C]: layer norm or RMS norm by the weights of this name."""
-    weight_C = parameters[f"{name}.weight"]
-    if norm == "rms":
-        return rms_norm(x, weight_C.shape, weight_C, eps)
-    return layer_norm(x, weight_C.shape, weight_C, parameters[f"{name}.bias"], eps)
-
-
 class Block:
     """x + attention(norm(x)), then x + mlp(norm(x)). Holds references to its weights, keeps no state."""
 
@@ -59,32 +43,32 @@ class Block:
 
     def _attention(self, x_TC: Tensor, attend: Attend, rope: Rope | None) -> Tensor:
         config, parameters = self.config, self.parameters
-        q_TC, k_TC, v_TC = linear(x_TC, parameters, f"{self.name}.qkv").chunk(3, dim=-1)
+        q_TC, k_TC, v_TC = parameters.linear(x_TC, f"{self.name}.qkv").chunk(3, dim=-1)
         if config.qk_norm:
-            q_TC = rms_norm(q_TC, q_TC.shape[1:], parameters[f"{self.name}.q_norm"], QK_NORM_EPS)
-            k_TC = rms_norm(k_TC, k_TC.shape[1:], parameters[f"{self.name}.k_norm"], QK_NORM_EPS)
+            q_TC = rms_norm(q_TC, q_TC.shape[1:], parameters.vectors[f"{self.name}.q_norm"], QK_NORM_EPS)
+            k_TC = rms_norm(k_TC, k_TC.shape[1:], parameters.vectors[f"{self.name}.k_norm"], QK_NORM_EPS)
         q_THD, k_THD, v_THD = (x.reshape(-1, config.num_heads, config.head_dim) for x in (q_TC, k_TC, v_TC))
         if rope is not None:
             q_THD, k_THD = rotate(q_THD, rope), rotate(k_THD, rope)
-        return linear(attend(q_THD, k_THD, v_THD).flatten(1), parameters, f"{self.name}.out")
+        return parameters.linear(attend(q_THD, k_THD, v_THD).flatten(1), f"{self.name}.out")
 
     def _mlp(self, x_TC: Tensor) -> Tensor:
         activation = ACTIVATIONS[self.config.activation]
-        hidden = linear(x_TC, self.parameters, f"{self.name}.mlp_in")
+        hidden = self.parameters.linear(x_TC, f"{self.name}.mlp_in")
         if self.config.gated:
             gate_TI, up_TI = hidden.chunk(2, dim=-1)
             hidden_TI = activation(gate_TI) * up_TI
         else:
             hidden_TI = activation(hidden)
-        return linear(hidden_TI, self.parameters, f"{self.name}.mlp_out")
+        return self.parameters.linear(hidden_TI, f"{self.name}.mlp_out")
 
     def _branch(self, x_TC: Tensor, number: int) -> Tensor:
-        return x_TC * self.parameters[f"{self.name}.scale{number}"] if self.config.layer_scale else x_TC
+        return x_TC * self.parameters.vectors[f"{self.name}.scale{number}"] if self.config.layer_scale else x_TC
 
     def forward(self, x_TC: Tensor, attend: Attend, rope: Rope | None) -> Tensor:
         """[T, C] -> [T, C]."""
         norm, eps = self.config.norm, self.config.norm_eps
-        normed_TC = normed(x_TC, self.parameters, f"{self.name}.norm1", norm, eps)
+        normed_TC = self.parameters.normed(x_TC, f"{self.name}.norm1", norm, eps)
         x_TC = x_TC + self._branch(self._attention(normed_TC, attend, rope), 1)
-        normed_TC = normed(x_TC, self.parameters, f"{self.name}.norm2", norm, eps)
+        normed_TC = self.parameters.normed(x_TC, f"{self.name}.norm2", norm, eps)
         return x_TC + self._branch(self._mlp(normed_TC), 2)

@@ -8,10 +8,10 @@ token), C hidden size, F feature size, K numbers in a patch.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear as matmul
 
 from vision.encoder.attention import attend_batch
-from vision.encoder.block import Block, Parameters, normed
+from vision.encoder.block import Block
+from vision.encoder.parameters import Parameters
 from vision.tower_config import FixedGridConfig
 
 
@@ -46,21 +46,19 @@ class FixedGridTower:
 
     def __init__(self, config: FixedGridConfig, parameters: Parameters) -> None:
         self.config, self.parameters = config, parameters
-        self.patch_CK = parameters["patch.weight"].flatten(1)
-        self.position_XC = parameters["position"].flatten(0, -2)
+        self.position_XC = parameters.vectors["position"].flatten(0, -2)
         self.blocks = [Block(config.block, layer, parameters) for layer in range(max(config.feature_layers))]
 
     def _embedded(self, pixels_BCHW: Tensor, mask_BSS: Tensor | None) -> Tensor:
         """[B, X, C]: patches and class token with their positions."""
-        patches_BPK = patchify(pixels_BCHW.to(self.patch_CK.dtype), self.config.patch_size)
-        x_BPC = matmul(patches_BPK, self.patch_CK, self.parameters.get("patch.bias"))
+        x_BPC = self.parameters.linear(patchify(pixels_BCHW, self.config.patch_size), "patch")
         if self.config.bucketised_positions:
             side = pixels_BCHW.shape[-1] // self.config.patch_size
             if mask_BSS is None:
                 mask_BSS = torch.ones(len(x_BPC), side, side, dtype=torch.bool, device=x_BPC.device)
             return x_BPC + self.position_XC[bucketised_positions(mask_BSS, self.config.grid)]
         if self.config.keys.class_token is not None:
-            token_B1C = self.parameters["class_token"].reshape(1, 1, -1).expand(len(x_BPC), 1, -1)
+            token_B1C = self.parameters.vectors["class_token"].reshape(1, 1, -1).expand(len(x_BPC), 1, -1)
             x_BPC = torch.cat([token_B1C, x_BPC], dim=1)
         return x_BPC + self.position_XC
 
@@ -75,13 +73,13 @@ class FixedGridTower:
         batch, width = len(x_BXC), x_BXC.shape[1]
         x_TC = x_BXC.flatten(0, 1)
         if config.keys.pre_norm is not None:
-            x_TC = normed(x_TC, self.parameters, "pre_norm", "layer", eps)
+            x_TC = self.parameters.normed(x_TC, "pre_norm", "layer", eps)
         attend = attend_batch(batch, None if mask_BSS is None else mask_BSS.flatten(1))
         states = [x_TC]
         for block in self.blocks:
             states.append(block.forward(states[-1], attend, None))
         features_TF = torch.cat([states[layer] for layer in config.feature_layers], dim=-1)
         if config.keys.final_norm is not None:
-            features_TF = normed(features_TF, self.parameters, "final_norm", "layer", eps)
+            features_TF = self.parameters.normed(features_TF, "final_norm", "layer", eps)
         features_BXF = features_TF.reshape(batch, width, -1)
         return features_BXF[:, 1:] if config.drop_class_token else features_BXF

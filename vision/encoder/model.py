@@ -1,7 +1,8 @@
 """The image side of one checkpoint: processed images in, vectors for the language model out.
 
 Made from `readers.read_vision` and `weights.load_vision`; the runner calls `encode` with the image jobs of a step, in
-the engine and worker processes. Holds weights, keeps no state; what an image becomes does not depend on its neighbours.
+the engine and worker processes. Holds weights, keeps no state; what an image becomes does not depend on its neighbours,
+bit for bit if that holds for the matrices that it is given.
 
 Legend: B tiles of an image, H and W sides in pixels, T patches, K numbers in a patch, P patches of a tile, N vectors of
 an image, F width of the tower's features, O width of the language model.
@@ -14,11 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vision.encoder.block import Parameters
 from vision.encoder.fixed_grid import FixedGridTower, patchify
 from vision.encoder.packed import Grid, PackedTower
+from vision.encoder.parameters import Pack, Parameters, pack_parameters, plain
 from vision.projector import MergeProjector, PoolProjector, merge_cells, pack_tiles
 from vision.tower_config import FixedGridConfig, MergeConfig, PackedConfig, TilesConfig, VisionTowerConfig
+
+GROUP_PATCHES = 1024
+"""Patches of small tiles that go through a tower together: what bounds the memory of an image of many tiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +52,12 @@ class ImageFeatures:
 
 
 class _FixedGridEncoder:
-    """Tiles of all images go through the tower together."""
+    """Tiles go through the tower and the projector in groups, those of all images alike."""
 
     def __init__(self, config: VisionTowerConfig, tower: FixedGridConfig, parameters: Parameters) -> None:
         self.config, self.tower_config = config, tower
         self.tower = FixedGridTower(tower, parameters)
-        self.newline_O = parameters.get("newline")
+        self.newline_O = parameters.vectors.get("newline")
         self.projector: MergeProjector | PoolProjector
         if isinstance(config.projector, MergeConfig):
             self.projector = MergeProjector(config.projector, "projector", parameters)
@@ -92,7 +96,14 @@ class _FixedGridEncoder:
         height, width = pixels_BCHW.shape[2:]
         fits = self.tower_config.bucketised_positions or height == self.tower_config.image_size
         assert height == width and fits, f"tiles of {height} x {width} pixels"
-        projected_BNO = self._projected(self.tower.forward(pixels_BCHW, self._mask(images)))
+        mask_BSS, at_once = self._mask(images), max(1, GROUP_PATCHES // (height // self.tower_config.patch_size) ** 2)
+        groups = [slice(start, start + at_once) for start in range(0, len(pixels_BCHW), at_once)]
+        projected_BNO = torch.cat(
+            [
+                self._projected(self.tower.forward(pixels_BCHW[group], None if mask_BSS is None else mask_BSS[group]))
+                for group in groups
+            ]
+        )
         counts = [len(image.pixels) for image in images]
         result = []
         for image, tiles_BNO in zip(images, torch.split(projected_BNO, counts), strict=True):
@@ -153,9 +164,11 @@ class _PackedEncoder:
 class ImageEncoder:
     """Tower and projector of one checkpoint."""
 
-    def __init__(self, config: VisionTowerConfig, parameters: Parameters) -> None:
-        """Parameters as `weights.load_vision` returns them; their dtype and device are those of the computation."""
+    def __init__(self, config: VisionTowerConfig, tensors: dict[str, Tensor], pack: Pack = plain) -> None:
+        """Tensors as `weights.load_vision` returns them, in the checkpoint's dtype; they are taken out of the
+        dictionary. `pack` makes their matrices; everything is computed in float32 on their device."""
         self.config = config
+        parameters = pack_parameters(tensors, pack)
         self._encoder: _FixedGridEncoder | _PackedEncoder
         if isinstance(config.tower, FixedGridConfig):
             self._encoder = _FixedGridEncoder(config, config.tower, parameters)

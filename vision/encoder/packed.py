@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear as matmul
 
 from vision.encoder.attention import attend_segments
-from vision.encoder.block import Block, Parameters, normed
+from vision.encoder.block import Block
+from vision.encoder.parameters import Parameters
 from vision.encoder.rope2d import axial_rope
 from vision.tower_config import PackedConfig
 
@@ -87,7 +87,7 @@ def resampled_positions(table_GC: Tensor, grid: Grid, bicubic: bool) -> Tensor:
     Bilinearly with the corners of table and grid aligned; or bicubically with their outer edges aligned.
     """
     side, taps = round(len(table_GC) ** 0.5), _cubic_taps if bicubic else _linear_taps
-    table = table_GC.float().reshape(side, side, -1)
+    table = table_GC.reshape(side, side, -1)
     (row_taps, row_weights), (column_taps, column_weights) = (taps(size, side, table.device) for size in grid)
     rows = (table[row_taps] * row_weights[:, :, None, None]).sum(dim=1)
     return (rows[:, column_taps] * column_weights[None, :, :, None]).sum(dim=2)
@@ -98,20 +98,19 @@ class PackedTower:
 
     def __init__(self, config: PackedConfig, parameters: Parameters) -> None:
         self.config, self.parameters = config, parameters
-        self.patch_CK = parameters["patch.weight"].flatten(1)
         self.blocks = [Block(config.block, layer, parameters) for layer in range(config.num_layers)]
 
     def _embedded(self, patches_TK: Tensor, grids: Sequence[Grid], positions: Sequence[Tensor]) -> Tensor:
-        x_TC = matmul(patches_TK.to(self.patch_CK.dtype), self.patch_CK, self.parameters.get("patch.bias"))
+        x_TC = self.parameters.linear(patches_TK, "patch")
         if self.config.position_key is not None:
-            table_GC = self.parameters["position"].reshape(-1, x_TC.shape[1])
+            table_GC = self.parameters.vectors["position"].reshape(-1, x_TC.shape[1])
             learned = [
                 resampled_positions(table_GC, grid, self.config.position_bicubic)[where[:, 0], where[:, 1]]
                 for grid, where in zip(grids, positions, strict=True)
             ]
-            x_TC = x_TC + torch.cat(learned).to(x_TC.dtype)
+            x_TC = x_TC + torch.cat(learned)
         if self.config.pre_norm_key is not None:
-            x_TC = normed(x_TC, self.parameters, "pre_norm", self.config.block.norm, self.config.block.norm_eps)
+            x_TC = self.parameters.normed(x_TC, "pre_norm", self.config.block.norm, self.config.block.norm_eps)
         return x_TC
 
     def forward(self, patches_TK: Tensor, grids: Sequence[Grid]) -> PackedFeatures:
@@ -135,5 +134,5 @@ class PackedTower:
             if layer in config.deepstack_layers:
                 deepstack.append(x_TC)
         if config.final_norm_key is not None:
-            x_TC = normed(x_TC, self.parameters, "final_norm", config.block.norm, config.block.norm_eps)
+            x_TC = self.parameters.normed(x_TC, "final_norm", config.block.norm, config.block.norm_eps)
         return PackedFeatures(x_TC if back_T is None else x_TC[back_T], tuple(deepstack))

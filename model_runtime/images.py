@@ -1,0 +1,101 @@
+"""The embeddings of images between steps: encoded by the plan's jobs, kept by slot until the plan drops them.
+
+Owned by the runner, engine and worker processes. The scheduler decides which slot holds which image and for how long;
+nothing here knows of requests. Images are encoded one after the other: on CPU a tower is as fast with one as with
+several, and the memory it takes at its peak is that of one.
+
+Legend: N embeddings of an image, C hidden size of the language model, V values of a byte, T rows, K and N features.
+"""
+
+from array import array
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_runtime.batch import ImageRows
+from model_runtime.ops.registry import Ops
+from scheduler.plan import ImagePixels, StepPlan, ints
+from vision.encoder.inputs import image_input
+from vision.encoder.model import ImageEncoder, ImageFeatures
+from vision.encoder.parameters import Matrix, Pack
+
+
+def tower_matrices(ops: Ops) -> Pack:
+    """The matrices of a tower, packed in their storage type and multiplied by these operations: with the compiled ones
+    an image's embeddings are the same bit for bit whatever is encoded beside it and by however many threads."""
+
+    def pack(weight_NK: Tensor, bias_N: Tensor | None) -> Matrix:
+        packed = ops.pack(weight_NK)
+
+        def matrix(x_TK: Tensor) -> Tensor:
+            return ops.linear(x_TK, packed, bias_N)
+
+        return matrix
+
+    return pack
+
+
+class ImageStore:
+    """Encodes images and holds what the language model gets for them."""
+
+    def __init__(self, encoder: ImageEncoder, table_CV: Tensor, device: torch.device) -> None:
+        self._encoder, self._table_CV, self._device = encoder, table_CV.to(device), device
+        self._features: dict[int, ImageFeatures] = {}
+
+    def step(self, plan: StepPlan) -> "tuple[tuple[ImageRows, ...], array[int]]":
+        """Drop, encode, and look up the rows of the plan's spans, in this order; and the slots whose encoding failed,
+        of which nothing is kept and whose rows are zero. Raises AssertionError for a slot that is not there."""
+        for slot in plan.drop_slots:
+            assert slot in self._features, f"slot {slot} is dropped and holds no image"
+            del self._features[slot]
+        jobs, failed = plan.encode, ints()
+        for slot, count, pixels in zip(jobs.slots, jobs.num_embeddings, jobs.pixels, strict=True):
+            assert slot not in self._features and slot not in failed, f"slot {slot} is encoded while it holds an image"
+            features = self._encode(pixels)
+            if _is_sound(features, count):
+                self._features[slot] = features
+            else:
+                failed.append(slot)
+        spans = plan.images
+        rows = [
+            self._rows(row, length, slot, first, slot in failed)
+            for row, length, slot, first in zip(spans.rows, spans.lengths, spans.slots, spans.firsts, strict=True)
+        ]
+        return tuple(rows), failed
+
+    def _encode(self, pixels: ImagePixels) -> ImageFeatures:
+        flat = np.frombuffer(pixels.data, dtype=np.uint8)
+        assert len(flat) == 3 * pixels.num_pixels, f"{len(flat)} bytes of an image of {pixels.num_pixels} pixels"
+        tiles_NHWC = torch.tensor(flat, device=self._device).view(pixels.tiles, pixels.height, pixels.width, 3)
+        image = image_input(
+            self._encoder.config,
+            self._table_CV,
+            tiles_NHWC,
+            rows=pixels.rows,
+            cols=pixels.cols,
+            image_height=pixels.image_height,
+            image_width=pixels.image_width,
+        )
+        return self._encoder.encode([image])[0]
+
+    def _rows(self, row: int, length: int, slot: int, first: int, has_failed: bool) -> ImageRows:
+        if has_failed:
+            config = self._encoder.config
+            zeros_NC = torch.zeros(length, config.projector.out_size, device=self._device)
+            return ImageRows(start=row, embeddings_NC=zeros_NC, deepstack_NC=(zeros_NC,) * len(config.deepstack))
+        assert slot in self._features, f"slot {slot} is read and holds no image"
+        features, part = self._features[slot], slice(first, first + length)
+        count = len(features.embeddings_NO)
+        assert first >= 0 and first + length <= count, f"embeddings {first} .. {first + length} of {count}"
+        return ImageRows(
+            start=row,
+            embeddings_NC=features.embeddings_NO[part],
+            deepstack_NC=tuple(level_NO[part] for level_NO in features.deepstack_NO),
+        )
+
+
+def _is_sound(features: ImageFeatures, count: int) -> bool:
+    """Whether there are `count` embeddings, all finite."""
+    levels = (features.embeddings_NO, *features.deepstack_NO)
+    return len(features.embeddings_NO) == count and all(bool(level.isfinite().all()) for level in levels)

@@ -1,0 +1,77 @@
+"""The weights of a tower and its projector as they compute: vectors in float32, matrices as functions.
+
+Made by `model.ImageEncoder` from what `weights.load_vision` returns, read by the towers and projectors. Engine and
+worker processes. What multiplies a matrix is given from outside, since `vision` knows no kernels: the runtime gives one
+whose result for a row does not depend on the other rows or on the number of threads, the tests plain torch.
+
+Legend: T rows, K input and N output features, C width of a vector.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, rms_norm
+
+from vision.tower_config import Norm
+
+Matrix = Callable[[Tensor], Tensor]
+"""Contiguous float32 [T, K] -> [T, N]: x times the transposed weight, plus the bias if there is one."""
+
+Pack = Callable[[Tensor, Tensor | None], Matrix]
+"""Weight [N, K] as the checkpoint stores it, contiguous, and bias [N] float32 -> the matrix."""
+
+
+def plain(weight_NK: Tensor, bias_N: Tensor | None) -> Matrix:
+    """A matrix of plain torch, float32."""
+    wide_NK = weight_NK.float()
+
+    def matrix(x_TK: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x_TK, wide_NK, bias_N)
+
+    return matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """By the names that `weights.vision_table` declares; a matrix's name lacks the ending `.weight`."""
+
+    vectors: Mapping[str, Tensor]
+    """float32: norms, positions, tokens, scales."""
+    matrices: Mapping[str, Matrix]
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """[.., K] -> [.., N] by the matrix of this name."""
+        out_TN = self.matrices[name](x.reshape(-1, x.shape[-1]).contiguous())
+        return out_TN.reshape(*x.shape[:-1], out_TN.shape[-1])
+
+    def normed(self, x: Tensor, name: str, norm: Norm, eps: float) -> Tensor:
+        """[.., C] -> [.., C]: layer norm or RMS norm by the vectors of this name."""
+        weight_C = self.vectors[f"{name}.weight"]
+        if norm == "rms":
+            return rms_norm(x, weight_C.shape, weight_C, eps)
+        return layer_norm(x, weight_C.shape, weight_C, self.vectors[f"{name}.bias"], eps)
+
+
+def pack_parameters(tensors: dict[str, Tensor], pack: Pack) -> Parameters:
+    """Takes the tensors out of the dictionary one by one, so that no more than one of them exists in both forms.
+
+    Every `.weight` of two or more axes is a matrix, a convolution's weight [C, channels, ..] as [C, K]; so is Gemma 3's
+    `.matrix`, stored [in, out].
+    """
+    vectors: dict[str, Tensor] = {}
+    matrices: dict[str, Matrix] = {}
+    for name in sorted(tensors, key=lambda name: name.endswith(".bias")):
+        if name not in tensors:
+            continue
+        tensor = tensors.pop(name)
+        base, _, ending = name.rpartition(".")
+        if ending == "matrix":
+            matrices[name] = pack(tensor.T.contiguous(), None)
+        elif ending == "weight" and tensor.dim() > 1:
+            bias_N = tensors.pop(f"{base}.bias", None)
+            matrices[base] = pack(tensor.flatten(1).contiguous(), None if bias_N is None else bias_N.float())
+        else:
+            vectors[name] = tensor.float()
+    return Parameters(vectors, matrices)
