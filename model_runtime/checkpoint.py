@@ -1,15 +1,17 @@
-"""From a path to a decoder that is ready to run: a Hugging Face folder or a GGUF file. Called by the executor, engine
-and worker processes.
+"""From a path to a decoder that is ready to run, and the image tower beside it if there is one: a Hugging Face folder
+or a GGUF file. Called by the executor, engine and worker processes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from model_runtime.config import ModelConfig
 from model_runtime.hf_config import read_hf_config
+from model_runtime.image_side import ImageSide, LoadedVision, load_image_side, read_image_side
+from model_runtime.models.composites import COMPOSITES
 from model_runtime.models.decoder import TIED_HEAD_KEY, Decoder, decoder_table
 from model_runtime.ops.registry import Ops
 from model_runtime.weights.errors import CheckpointError
@@ -18,32 +20,57 @@ from model_runtime.weights.gguf_file import read_gguf
 from model_runtime.weights.gguf_source import GgufSource
 from model_runtime.weights.load import load_parameters
 from model_runtime.weights.safetensors_source import SafetensorsSource, read_json
+from model_runtime.weights.sides import split_sides
 from model_runtime.weights.source import TensorSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A decoder and the facts about it."""
+    """A decoder, its image side, and the facts about them."""
 
     config: ModelConfig
     decoder: Decoder
+    vision: LoadedVision | None
+    """None: a model of text alone."""
     weight_bytes: int
+    """Of both sides."""
     description: str
     """For people: family, parameters, storage."""
 
 
-def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A checkpoint whose configuration is read and whose weights are not."""
+
+    family: str
+    config: ModelConfig
+    source: TensorSource
+    side: ImageSide | None = None
+
+
+def _open(path: Path) -> _Opened:
     if path.is_dir():
-        generation = path / "generation_config.json"
-        config = read_hf_config(
-            read_json(path / "config.json"), read_json(generation) if generation.is_file() else None
-        )
-        return config, SafetensorsSource(path)
+        return _open_folder(path)
     if path.suffix != ".gguf":
         raise CheckpointError(f"{path} is neither a folder with a Hugging Face checkpoint nor a .gguf file")
     file = read_gguf(path)
     config = read_gguf_config(file)
-    return config, GgufSource(file, config)
+    return _Opened(family=config.family, config=config, source=GgufSource(file, config))
+
+
+def _open_folder(path: Path) -> _Opened:
+    config_json, generation = read_json(path / "config.json"), path / "generation_config.json"
+    config = read_hf_config(config_json, read_json(generation) if generation.is_file() else None)
+    family = str(config_json["model_type"])
+    if family not in COMPOSITES:
+        return _Opened(family=family, config=config, source=SafetensorsSource(path))
+    language, image = split_sides(SafetensorsSource(path))
+    side = read_image_side(path, config_json, config, image)
+    if TIED_HEAD_KEY in language.keys():  # noqa: SIM118  (a TensorSource is not a mapping)
+        # many published files leave tie_word_embeddings out, where transformers assumes true, and have a head of their
+        # own; it ties the two only if they are equal
+        config = replace(config, tie_word_embeddings=False)
+    return _Opened(family=f"{family} ({config.family})", config=config, source=language, side=side)
 
 
 def _ignorable(config: ModelConfig, key: str) -> bool:
@@ -54,6 +81,18 @@ def _ignorable(config: ModelConfig, key: str) -> bool:
 
 def _every_position(config: ModelConfig, weight_bytes: int) -> int:
     return config.max_position
+
+
+class _Progress:
+    """Tells the finished share of all numbers to be read."""
+
+    def __init__(self, tell: Callable[[float], None], total: int) -> None:
+        self._tell, self._total, self._done = tell, total, 0
+
+    def add(self, count: int) -> None:
+        """So many more are read."""
+        self._done += count
+        self._tell(self._done / self._total)
 
 
 def load_model(
@@ -68,13 +107,18 @@ def load_model(
 
     Raises CheckpointError for a checkpoint that is missing, damaged, inconsistent or not supported.
     """
-    config, source = _open(path)
-    table = decoder_table(config)
-    parameters = load_parameters(table, source, ops, device, lambda key: _ignorable(config, key), progress)
+    opened = _open(path)
+    config, table, side = opened.config, decoder_table(opened.config), opened.side
     count = sum(parameter.rows * (parameter.columns or 1) for parameter in table)
+    count += 0 if side is None else side.num_parameters
+    done = _Progress(progress, count)
+    parameters = load_parameters(table, opened.source, ops, device, lambda key: _ignorable(config, key), done.add)
+    vision = None if side is None else load_image_side(side, ops, device, done.add)
+    weight_bytes = parameters.num_bytes + (0 if vision is None else vision.weight_bytes)
     return LoadedModel(
         config=config,
-        decoder=Decoder(config, parameters, ops, device, length(config, parameters.num_bytes)),
-        weight_bytes=parameters.num_bytes,
-        description=f"{config.family}, {count / 1e6:.1f} M parameters in {parameters.num_bytes / 2**20:.0f} MiB",
+        decoder=Decoder(config, parameters, ops, device, length(config, weight_bytes)),
+        vision=vision,
+        weight_bytes=weight_bytes,
+        description=f"{opened.family}, {count / 1e6:.1f} M parameters in {weight_bytes / 2**20:.0f} MiB",
     )

@@ -4,7 +4,6 @@ names the keys. Called by `checkpoint.py`, engine and worker processes.
 Memory above the finished parameters is one parameter in the checkpoint's storage type and one tensor of the file.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -67,17 +66,15 @@ def load_parameters(
     ops: Ops,
     device: torch.device,
     ignorable: Callable[[str], bool],
-    progress: Callable[[float], None],
+    progress: Callable[[int], None],
 ) -> Parameters:
-    """Read, stack and pack every parameter; `progress` is told the finished share, 0 to 1.
+    """Read, stack and pack every parameter; `progress` is told how many numbers each one has.
 
     Matrices are packed in their storage type, vectors become float32. Raises CheckpointError, before anything is read
     where the keys or shapes are wrong.
     """
     check_keys(table, source, ignorable)
     parameters = Parameters({}, {})
-    total = sum(math.prod((parameter.rows, parameter.columns or 1)) for parameter in table)
-    done = 0
     for parameter in table:
         stacked = _read(parameter, source).to(device)
         if parameter.columns is None:
@@ -85,6 +82,5 @@ def load_parameters(
             parameters.vectors[parameter.name] = vector + parameter.added if parameter.added else vector
         else:
             parameters.matrices[parameter.name] = ops.pack(stacked)
-        done += stacked.numel()
-        progress(done / total)
+        progress(stacked.numel())
     return parameters

@@ -1,0 +1,93 @@
+"""The image side of a checkpoint: tower, projector, and what a byte of a colour becomes. Called by `checkpoint.py`,
+engine and worker processes.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model_runtime.config import ModelConfig
+from model_runtime.images import tower_matrices
+from model_runtime.ops.registry import Ops
+from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.safetensors_source import read_json
+from model_runtime.weights.sides import ImageTensors
+from model_runtime.weights.source import TensorSource
+from vision.config import Preprocessor, read_preprocessor
+from vision.encoder.model import ImageEncoder
+from vision.encoder.readers import read_vision
+from vision.preprocess.values import PreprocessorError
+from vision.tower_config import VisionConfigError, VisionTowerConfig, VisionWeightsError
+from vision.weights import load_vision, vision_table
+
+Json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedVision:
+    """What turns a processed image into embeddings."""
+
+    encoder: ImageEncoder
+    table_CV: Tensor
+    """float32 [3, 256]: what each byte becomes in each channel."""
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSide:
+    """A checkpoint's image side whose configuration is read and found to be supported, and whose weights are not."""
+
+    tower: VisionTowerConfig
+    table_CV: Tensor
+    source: TensorSource
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in tower and projector."""
+        return sum(math.prod(parameter.shape) * len(parameter.keys) for parameter in vision_table(self.tower))
+
+
+def _preprocessor(folder: Path, config_json: Json) -> Preprocessor:
+    preprocessor, processor = folder / "preprocessor_config.json", folder / "processor_config.json"
+    return read_preprocessor(
+        read_json(preprocessor) if preprocessor.is_file() else {},
+        read_json(processor) if processor.is_file() else None,
+        config_json,
+    )
+
+
+def read_image_side(folder: Path, config_json: Json, config: ModelConfig, source: TensorSource) -> ImageSide:
+    """From the files of a checkpoint whose language model is `config`; `source` has the image tensors by `vision_key`.
+
+    Raises CheckpointError for a tower, a projector or preprocessing that is not supported, naming the key.
+    """
+    try:
+        tower = read_vision(config_json, config.hidden_size)
+        preprocessor = _preprocessor(folder, config_json)
+    except (VisionConfigError, PreprocessorError) as error:
+        raise CheckpointError(f"the image side of the checkpoint: {error}") from None
+    if preprocessor.image_token_id >= config.vocab_size:
+        raise CheckpointError(
+            f"config.json: the image token {preprocessor.image_token_id} exceeds the vocabulary of {config.vocab_size}"
+        )
+    assert len(tower.deepstack) == config.num_deepstack, "two readers of one config.json disagree"
+    table_CV = torch.from_numpy(preprocessor.recipe.finish.table())
+    return ImageSide(tower=tower, table_CV=table_CV, source=source)
+
+
+def load_image_side(side: ImageSide, ops: Ops, device: torch.device, progress: Callable[[int], None]) -> LoadedVision:
+    """Fill the tower and the projector; `progress` is told how many numbers each tensor has.
+
+    Raises CheckpointError for a tensor that is missing, has another shape, or that nothing uses.
+    """
+    try:
+        parameters = load_vision(side.tower, ImageTensors(side.source, device, progress))
+    except VisionWeightsError as error:
+        raise CheckpointError(str(error)) from None
+    weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in parameters.values())
+    encoder = ImageEncoder(side.tower, parameters, tower_matrices(ops))
+    return LoadedVision(encoder=encoder, table_CV=side.table_CV.to(device), weight_bytes=weight_bytes)
