@@ -16,6 +16,7 @@ from model_runtime.config import CACHE_VARIABLE, RuntimeConfig
 from scheduler.config import SchedulerConfig
 from server.gateway_config import GatewayConfig
 from server.options import ENV_PREFIX, OptionError, collect, options_of
+from vision.limits import ImageLimits
 
 EMBEDDED = "embedded"
 RESERVED_VARIABLES = frozenset({CACHE_VARIABLE, "FIRSTLIGHT_CONFIG"})
@@ -55,6 +56,7 @@ class ServeConfig:
     """A folder with a Hugging Face checkpoint, a GGUF file, or 'embedded'."""
     process: ProcessConfig = field(default_factory=ProcessConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    images: ImageLimits = field(default_factory=ImageLimits)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
@@ -62,6 +64,7 @@ class ServeConfig:
 SECTIONS: dict[str, type] = {
     "process": ProcessConfig,
     "gateway": GatewayConfig,
+    "images": ImageLimits,
     "scheduler": SchedulerConfig,
     "runtime": RuntimeConfig,
 }

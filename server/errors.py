@@ -5,6 +5,7 @@ sent, as the error event of a stream (`server/api/sse.py`). Broken invariants ar
 """
 
 from scheduler.request import FinishReason, NeverFits, QueueFull
+from vision.errors import ImageError, ImageTooLarge
 
 MAX_MESSAGE = 300
 """Characters of an error message: what the client sent is never echoed at length."""
@@ -75,7 +76,7 @@ class DeadlineExceeded(ApiError):
 
 
 class BodyTooLarge(ApiError):
-    """413: the body exceeds the configured limit."""
+    """413: the body, or an image in it, exceeds a configured limit."""
 
     status = 413
 
@@ -136,6 +137,22 @@ def context_overflow(prompt_tokens: int, max_model_len: int, *, param: str = "me
         param=param,
         code="context_length_exceeded",
         details={"n_prompt_tokens": prompt_tokens, "n_ctx": max_model_len},
+    )
+
+
+def from_image(error: ImageError, number: int) -> ApiError:
+    """The error for a request whose image of that number, from 1, cannot be used. All are the client's: it chose the
+    place too, when a fetch fails."""
+    kind = BodyTooLarge if isinstance(error, ImageTooLarge) else BadRequest
+    return kind(f"Image {number}: {error}", param="messages", code=error.kind)
+
+
+def too_many_images(count: int, limit: int) -> BadRequest:
+    """The 400 for a request with more images than it may have."""
+    return BadRequest(
+        f"The request has {count} images; the limit is {limit} in one request.",
+        param="messages",
+        code="too_many_images",
     )
 
 

@@ -5,6 +5,7 @@ over the default. Unknown keys are errors everywhere.
 """
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,26 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size such as 512MiB or 4GB")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_image_limit(text: str) -> int:
+    """'{"image": 4}' or 'image=4' -> 4: vLLM's spelling, in which other kinds, that are not served, may only be 0.
+    Raises ValueError."""
+    mistake = ValueError(f'{text!r} is not of the form {{"image": 4}} or image=4')
+    try:
+        is_json = text.lstrip().startswith("{")
+        limits = json.loads(text) if is_json else dict(pair.split("=") for pair in text.split(","))
+    except (ValueError, RecursionError):
+        raise mistake from None
+    counts = {kind.strip(): str(value).strip() for kind, value in limits.items()}
+    if not all(count.isdecimal() and count.isascii() for count in counts.values()) or "image" not in counts:
+        raise mistake
+    for kind in sorted(counts.keys() - {"image"}):
+        if kind not in ("video", "audio"):
+            raise ValueError(f"{kind[:40]!r} is not image, video or audio")
+        if int(counts[kind]) > 0:
+            raise ValueError(f"{kind} is not served; its limit can only be 0")
+    return int(counts["image"])
 
 
 def _parse_bool(text: str) -> bool:
@@ -55,13 +76,17 @@ def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
     return value
 
 
+_PARSERS = {"bytes": parse_bytes, "images": parse_image_limit}
+"""By unit, where a number is written in another way than its type says."""
+
+
 class Option:
     """One field of one section."""
 
     def __init__(self, section: type, field: "Field[Any]", annotation: Any) -> None:
         self.section, self.name, self.annotation = section, field.name, annotation
         self.help: str = field.metadata["help"]
-        self.is_bytes: bool = field.metadata.get("unit") == "bytes"
+        self.unit: str = field.metadata.get("unit", "")
         self.is_list = get_origin(annotation) is tuple
         assert field.default is not MISSING, f"option {field.name} needs a default"
         self.default = field.default
@@ -80,8 +105,8 @@ class Option:
         """The value that `text` means. Raises ValueError."""
         if self.is_list:
             return _parse_list(text)
-        if self.is_bytes:
-            return parse_bytes(text)
+        if self.unit in _PARSERS:
+            return _PARSERS[self.unit](text)
         if self.annotation is bool:
             return _parse_bool(text)
         if get_origin(self.annotation) is Literal:
@@ -97,6 +122,8 @@ class Option:
         try:
             if isinstance(value, list) and self.is_list:
                 return tuple(part for item in value for part in self.parse(str(item)))
+            if isinstance(value, dict) and self.unit == "images":
+                value = json.dumps(value)
             if value is None or isinstance(value, list | dict):
                 raise ValueError(f"cannot be {type(value).__name__}")
             parsed = self.parse(str(value))
@@ -117,7 +144,7 @@ class Option:
         elif self.is_list:
             group.add_argument(self.flag, action="append", default=None, metavar="VALUE", help=text + "; may repeat")
         else:
-            metavar = "BYTES" if self.is_bytes else self.annotation.__name__.upper()
+            metavar = self.unit.upper() or self.annotation.__name__.upper()
             group.add_argument(self.flag, default=None, metavar=metavar, help=text)
 
 

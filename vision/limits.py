@@ -1,6 +1,7 @@
 """Limits on images that come from outside. Declared once here; the command line's options are made from these fields.
 
-Read in the supervisor (to parse) and in the API process (`source.py`, `image.py`). Standard library only.
+Read in the supervisor (to parse) and in the API process (`server/images.py`, `source.py`, `image.py`). Standard library
+only.
 """
 
 from dataclasses import dataclass, field
@@ -8,8 +9,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """How large one image may be, and where it may be fetched from."""
+    """How many images, how large, from where, and how much memory they may take."""
 
+    limit_mm_per_prompt: int = field(
+        default=64,
+        metadata={"help": 'images of one request, as {"image": 4} or image=4; more get 400', "unit": "images"},
+    )
     max_image_bytes: int = field(
         default=20 * 1024 * 1024,
         metadata={"help": "largest image file, as sent or fetched; larger ones get 413", "unit": "bytes"},
@@ -19,6 +24,20 @@ class ImageLimits:
         metadata={"help": "width times height of one image; larger ones get 413 before anything is decoded"},
     )
     max_image_side: int = field(default=16_384, metadata={"help": "width or height of one image, in pixels"})
+    max_decoding_pixels: int = field(
+        default=4096 * 3072,
+        metadata={
+            "help": "pixels of all images that are decoded at the same time, each about 7 bytes of memory; one image "
+            "always goes"
+        },
+    )
+    image_cache_bytes: int = field(
+        default=64 * 1024 * 1024,
+        metadata={"help": "processed images that are kept for requests with the same ones", "unit": "bytes"},
+    )
+    max_media_fetches: int = field(
+        default=16, metadata={"help": "images that are fetched, or fetched and not yet processed, at the same time"}
+    )
     media_fetch_seconds: float = field(
         default=5.0, metadata={"help": "seconds to fetch one image, name look-up and redirects included"}
     )
@@ -33,11 +52,13 @@ class ImageLimits:
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
-        for name in ("max_image_bytes", "max_image_pixels", "max_image_side", "media_fetch_seconds"):
+        positive = ("max_image_bytes", "max_image_pixels", "max_image_side", "max_decoding_pixels", "max_media_fetches")
+        for name in (*positive, "media_fetch_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
-        if self.max_media_redirects < 0:
-            raise ValueError("max_media_redirects must not be negative")
+        for name in ("limit_mm_per_prompt", "image_cache_bytes", "max_media_redirects"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
         for domain in self.allowed_media_domains:
             if not domain.strip(".") or any(character in domain for character in "/@*?#\\ "):
                 raise ValueError(f"allowed_media_domains: {domain!r} is not a host, host:port or .domain")

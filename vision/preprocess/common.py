@@ -148,5 +148,5 @@ def stacked(tiles: Sequence[Image.Image]) -> UInt8:
     """uint8 [N, H, W, 3], contiguous, of tiles of one size."""
     tiles_NHWC = np.empty((len(tiles), *sides(tiles[0]), 3), np.uint8)
     for tile, target_HWC in zip(tiles, tiles_NHWC, strict=True):
-        target_HWC[:] = tile
+        target_HWC[:] = np.asarray(tile)
     return tiles_NHWC
