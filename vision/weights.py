@@ -181,23 +181,27 @@ def _unread(config: VisionTowerConfig) -> tuple[str, ...]:
 def _filled(parameter: VisionParameter, tensors: Mapping[str, Tensor]) -> Tensor:
     parts = []
     for key in parameter.keys:
-        if key not in tensors:
-            raise VisionWeightsError(f"the checkpoint lacks the image tensor {key}")
-        shape = tuple(tensors[key].shape)
-        if shape != parameter.shape:
-            raise VisionWeightsError(f"image tensor {key} has shape {shape}, the config asks for {parameter.shape}")
-        parts.append(tensors[key])
+        tensor = tensors[key]
+        if tensor.shape != parameter.shape:
+            raise VisionWeightsError(
+                f"image tensor {key} has shape {tuple(tensor.shape)}, the config asks for {parameter.shape}"
+            )
+        parts.append(tensor)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def load_vision(config: VisionTowerConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters by name, in the checkpoint's dtype and on its device, from tensors keyed by `vision_key`.
 
-    Raises VisionWeightsError for a missing tensor, a wrong shape, or a tensor that nothing uses.
+    A tensor is asked for once, when it is its turn, and only if the keys are right. Raises VisionWeightsError for a
+    missing tensor, a wrong shape, or a tensor that nothing uses.
     """
     table = vision_table(config)
     unread = _unread(config)
     used = {key for parameter in table for key in parameter.keys}
+    missing = [key for key in used if key not in tensors]
+    if missing:
+        raise VisionWeightsError(f"the checkpoint lacks the image tensor {min(missing)} ({len(missing)} such)")
     unused = [key for key in tensors if key not in used and not key.startswith(unread)]
     if unused:
         raise VisionWeightsError(f"the image tensor {min(unused)} is not used by {config.family} ({len(unused)} such)")
