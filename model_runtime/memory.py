@@ -31,18 +31,21 @@ def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
     """Peak of temporary tensors in a step of `tokens` tokens of which `rows` are sampled.
 
     A layer holds the residual stream, its norm and a block's output, and either fused q, k, v with the mixed heads or
-    gate, up and their product. The logits come when the layers are done, with the last hidden states still there.
+    gate, up and their product; all through, the step's own table of rotations if the model has M-RoPE. The logits come
+    when the layers are done, with the last hidden states still there.
     """
     query = config.num_heads * config.head_dim
     qkv = query + 2 * config.num_kv_heads * config.head_dim
-    layer = tokens * (3 * config.hidden_size + max(qkv + query, 3 * config.intermediate_size))
+    table = config.rope.rotary_dim if config.rope.mrope_sections else 0
+    layer = tokens * (table + 3 * config.hidden_size + max(qkv + query, 3 * config.intermediate_size))
     head = tokens * config.hidden_size + rows * config.vocab_size * SAMPLER_FLOATS
     return FLOAT_BYTES * max(layer, head)
 
 
 def rope_bytes(config: ModelConfig) -> int:
-    """A cosine and a sine for each rotated pair of channels; at every position."""
-    return FLOAT_BYTES * config.rope.rotary_dim
+    """A cosine and a sine for each rotated pair of channels; at every position, and for each kind of layer."""
+    local = 0 if config.local_rope is None else config.local_rope.rotary_dim
+    return FLOAT_BYTES * (config.rope.rotary_dim + local)
 
 
 def model_length(config: ModelConfig, runtime: RuntimeConfig) -> int:
