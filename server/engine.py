@@ -15,6 +15,7 @@ import zmq
 from model_runtime.executor import Executor, load_executor
 from model_runtime.memory import PlanError
 from model_runtime.weights.errors import CheckpointError
+from scheduler.encoder_cache import EncoderLimits
 from scheduler.request import Request, SchedulerError, TokenEvent, TokenLogprob
 from scheduler.scheduler import Scheduler
 from server import wire
@@ -125,6 +126,9 @@ class EngineLoop:
             prefix_hits=stats.prefix_hits,
             prompt_tokens=stats.prompt_tokens,
             generation_tokens=stats.generation_tokens,
+            encoder_bytes=stats.encoder_bytes,
+            encoder_hits=stats.encoder_hits,
+            images_encoded=stats.images_encoded,
         )
 
 
@@ -155,6 +159,11 @@ def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> 
         replace(config.scheduler, max_num_batched_tokens=info.max_num_batched_tokens),
         num_blocks=info.num_blocks,
         max_model_len=info.max_model_len,
+        encoder=EncoderLimits(
+            cache_bytes=info.encoder_cache_bytes,
+            bytes_per_embedding=info.bytes_per_embedding,
+            whole_spans=info.whole_span > 0,
+        ),
     )
     return scheduler, executor
 
