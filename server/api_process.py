@@ -22,8 +22,9 @@ from server.child import EXIT_BAD_CONFIGURATION, ChildStart, socket_address, sta
 from server.client import EngineClient, bind
 from server.config import ProcessConfig
 from server.http_protocol import bounded_protocol
+from server.images import ImagePipeline
 from server.models import resolve_model
-from server.prompt.tokenizer import load_tokenizer
+from server.prompt.image_source import load_tokenizer_for, read_images
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,10 @@ class Gateway:
             on_drain=self._start_drain,
         )
         model = resolve_model(config.model)
-        app = create_app(config.gateway, self._client, load_tokenizer(model.path), model.name)
+        preprocessor = read_images(model.path)
+        tokenizer = load_tokenizer_for(model.path, preprocessor)
+        self._images = None if preprocessor is None else ImagePipeline(preprocessor, config.images)
+        app = create_app(config.gateway, self._client, tokenizer, model.name, self._images)
         self._listener = listener
         self._server = _Server(
             uvicorn.Config(
@@ -120,6 +124,8 @@ class Gateway:
         receiving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await receiving
+        if self._images is not None:
+            await self._images.aclose()
 
     def _stop(self, task: "asyncio.Task[None]") -> None:
         self._server.should_exit = True

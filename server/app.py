@@ -15,6 +15,7 @@ from server.door import Door
 from server.errors import ApiError, InternalError, MethodNotAllowed, NotFound
 from server.gateway_config import GatewayConfig
 from server.generation import Engine
+from server.images import ImagePipeline
 from server.metrics import Metrics
 from server.middleware import RequestContext
 from server.prompt.build import PromptBuilder
@@ -23,9 +24,15 @@ from server.prompt.tokenizer import Tokenizer
 EXPOSED_HEADERS = ("x-request-id", "x-ignored-params", "retry-after")
 
 
-def create_app(config: GatewayConfig, engine: Engine, tokenizer: Tokenizer, model_name: str) -> FastAPI:
-    """`model_name` is what the model is called unless the configuration names it. Raises CheckpointError for a faulty
-    chat template."""
+def create_app(
+    config: GatewayConfig,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    model_name: str,
+    images: ImagePipeline | None = None,
+) -> FastAPI:
+    """`model_name` is what the model is called unless the configuration names it; `images` is None for a model that
+    takes none. Raises CheckpointError for a faulty chat template."""
     names = config.model_names(model_name)
     app = FastAPI(
         title="firstlight",
@@ -38,7 +45,8 @@ def create_app(config: GatewayConfig, engine: Engine, tokenizer: Tokenizer, mode
     app.state.gateway = Gateway(
         config=config,
         engine=engine,
-        prompts=PromptBuilder(tokenizer),
+        prompts=PromptBuilder(tokenizer, None if images is None else images.preprocessor),
+        images=images,
         metrics=Metrics(engine, names[0]),
         model_names=names,
         created=int(time.time()),

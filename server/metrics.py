@@ -22,6 +22,8 @@ _ENGINE_COUNTERS = {
     "prefix_hits": ("prefix_cache_hits", "prompt tokens found in the prefix cache"),
     "prompt_tokens": ("prompt_tokens", "prompt tokens processed"),
     "generation_tokens": ("generation_tokens", "tokens generated"),
+    "images_encoded": ("images_encoded", "images that the vision tower encoded"),
+    "encoder_hits": ("encoder_cache_hits", "images that a sequence needed and found encoded"),
 }
 _SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10)
 _LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
@@ -56,11 +58,20 @@ class EngineCollector:
         used = stats.total_blocks - stats.free_blocks if stats else 0
         share = used / stats.total_blocks if stats and stats.total_blocks else 0.0
         yield self._gauge("kv_cache_usage_perc", "share of the KV blocks that running sequences hold, 0 to 1", share)
+        share = self._encoder_usage(stats)
+        yield self._gauge(
+            "encoder_cache_usage_perc", "share of the encoder cache's memory that is filled, 0 to 1", share
+        )
         for field, (name, text) in _ENGINE_COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
             seen = getattr(self._last, field) if self._last else 0
             counter.add_metric([self._model_name], self._base[field] + seen)
             yield counter
+
+    def _encoder_usage(self, stats: Stats | None) -> float:
+        """0 for a model without images."""
+        size = self._engine.info.encoder_cache_bytes if stats else 0
+        return stats.encoder_bytes / size if stats and size else 0.0
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
@@ -81,6 +92,8 @@ class Metrics:
         )
         for reason in FINISHED_REASONS:
             self._success.labels(model_name, reason)
+        images = Counter(PREFIX + "images_received", "images of requests", ["model_name"], registry=self.registry)
+        self._images = images.labels(model_name)
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "from the request's arrival to its first token", _SHORT_SECONDS
         )
@@ -96,6 +109,10 @@ class Metrics:
     def count_end(self, reason: str) -> None:
         """A choice ended; `reason` is one of FINISHED_REASONS."""
         self._success.labels(self._model_name, reason).inc()
+
+    def count_images(self, count: int) -> None:
+        """A request brought images that can be used."""
+        self._images.inc(count)
 
     def exposition(self) -> bytes:
         """The Prometheus text format."""

@@ -23,6 +23,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    image_tokens: int = 0
+    """Those of prompt_tokens that stand for images."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,6 +118,7 @@ class Generation:
             prompt_tokens=sum(len(state.prompt.request.prompt_ids) for state in self._states),
             completion_tokens=sum(choice.completion_tokens for choice in self._choices()),
             cached_tokens=sum(state.choices[0].cached_tokens for state in self._states),
+            image_tokens=sum(span.length for state in self._states for span in state.prompt.request.images.spans),
         )
 
 

@@ -13,12 +13,11 @@ from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from server.api.gateway import Gateway, record_of
 from server.errors import BadRequest, BodyTooLarge, ClientGone, DeadlineExceeded, UnsupportedMediaType, context_overflow
-from server.schema.common import validate
+from server.schema.common import RequestBody, validate
 from server.schema.unknown import check_unknown
 
 LARGE_BODY = 64 * 1024
@@ -30,14 +29,18 @@ MAX_UNKNOWN_BYTES = 2 * MAX_FIELD_BYTES
 """Of all unknown fields together; more are not even looked at by name."""
 MAX_ESCAPE = 6
 """JSON spells a byte of text with at most this many (`\\u0041`)."""
+MAX_DATA_URLS = 1024
+"""In a body; further ones count as text."""
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_CONSTANT = re.compile(rb"NaN|Infinity")
+_URL_KEY = re.compile(rb'"(?:url|image_url)"\s*:\s*$')
+_MAX_KEY = 64
+"""Bytes in which the key of a URL is looked for."""
 _ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NOT_JSON = "The body is not valid JSON"
 
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=RequestBody)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ def _checked(raw: bytes, schema: type[Body], strict: bool, limits: Limits | None
     if limits is not None:
         check_size(raw, schema, limits)
     body = validate(schema, parse(raw))
-    return body, check_unknown(body.model_extra or {}, strict=strict)
+    return body, check_unknown({**(body.model_extra or {}), **body.unhonoured}, strict=strict)
 
 
 async def _read(request: Request, limit: int, timeout: float) -> bytes:
@@ -94,7 +97,7 @@ async def _read(request: Request, limit: int, timeout: float) -> bytes:
     return b"".join(chunks)
 
 
-def check_size(raw: bytes, schema: type[BaseModel], limits: Limits) -> None:
+def check_size(raw: bytes, schema: type[RequestBody], limits: Limits) -> None:
     """Refuse what cannot fit, from the lengths of the fields. Raises BadRequest."""
     known = {name: value for name, value in _fields(_known_fields(schema), raw).items() if len(value)}
     for name, value in known.items():
@@ -121,7 +124,7 @@ def _fields(decoder: "msgspec.json.Decoder[Any]", raw: bytes) -> dict[str, msgsp
 
 
 @cache
-def _known_fields(schema: type[BaseModel]) -> "msgspec.json.Decoder[Any]":
+def _known_fields(schema: type[RequestBody]) -> "msgspec.json.Decoder[Any]":
     """Finds the fields of a schema and keeps nothing of others, however many there are."""
     fields = [(name, msgspec.Raw, msgspec.Raw()) for name in schema.model_fields]
     return msgspec.json.Decoder(msgspec.defstruct("KnownFields", fields))
@@ -135,7 +138,7 @@ def _check_field_size(name: str, value: msgspec.Raw) -> None:
 def _check_prompt_size(name: str, value: bytes, limits: Limits) -> None:
     prompts = limits.max_prompts if name == "prompt" and value.startswith(b"[") else 1
     if b'"' in value:
-        text_bytes = len(value) // (MAX_ESCAPE if b"\\" in value else 1)
+        text_bytes = (len(value) - _data_url_bytes(value)) // (MAX_ESCAPE if b"\\" in value else 1)
         least_tokens = text_bytes // limits.max_token_bytes
         strings = (value.count(b'"') - value.count(b'\\"')) // 2
         if name == "prompt" and strings > prompts:
@@ -147,10 +150,29 @@ def _check_prompt_size(name: str, value: bytes, limits: Limits) -> None:
         raise context_overflow(least_tokens, limits.max_model_len, param=name)
 
 
+def _data_url_bytes(value: bytes) -> int:
+    """Bytes of the data: URLs, which are no text. What is in a text is not taken for one: its quotes are escaped."""
+    total = end = 0
+    for _ in range(MAX_DATA_URLS):
+        start = value.find(b'"data:', end)
+        if start < 0:
+            break
+        end = value.find(b'"', start + 1)
+        if _URL_KEY.search(value, max(0, start - _MAX_KEY), start):
+            total += end - start
+    return total
+
+
 def parse(raw: bytes) -> dict[str, Any]:
     """A JSON object, strictly: UTF-8, no NaN, no repeated keys, no lone surrogates. Raises BadRequest."""
+    constants: list[str] = []
+
+    def note(constant: str) -> float:
+        constants.append(constant)
+        return float(constant)
+
     try:
-        document = json.loads(raw.decode(), object_pairs_hook=_unique)
+        document = json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=note)
     except UnicodeDecodeError:
         raise BadRequest(f"{_NOT_JSON}: it is not UTF-8.") from None
     except RecursionError:
@@ -161,9 +183,9 @@ def parse(raw: bytes) -> dict[str, Any]:
         raise BadRequest("The body holds a number of too many digits.") from None
     if not isinstance(document, dict):
         raise BadRequest("The body must be a JSON object.")
-    if _CONSTANT.search(raw):
+    if constants:
         _refuse_fields(document, "holds NaN or Infinity, which JSON does not have", allow_nan=False)
-    if _SURROGATE.search(raw):
+    if b"\\u" in raw and _SURROGATE.search(raw):
         _refuse_fields(document, "holds text that is not valid Unicode", allow_nan=True)
     return document
 

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.api.body import read_body
+from server.api.conversation import prompt_of
 from server.api.gateway import admission_of, gateway_of, record_of
 from server.api.logprobs import chat_logprobs
 from server.api.openapi import describe
 from server.api.render import ChoiceResult, ChunkTemplate, Head, collect, to_json, usage_document
-from server.api.submit import Prepared, answer, start
+from server.api.submit import Prepared, answer, salt_of, start
 from server.choice import Delta
 from server.prompt.tokenizer import Tokenizer
 from server.schema.chat import ChatBody
@@ -29,9 +30,9 @@ async def chat_completions(request: Request) -> Response:
     body, ignored = await read_body(request, gateway, ChatBody)
     body.check_together(gateway.config.max_sequences_per_request)
     gateway.check_model(body.model)
-    messages = [message.model_dump(exclude_none=True) for message in body.messages]
-    ids = await gateway.prompts.chat(messages, max_model_len=gateway.engine.info.max_model_len)
-    generation = start(gateway, record_of(request), body, [Prepared(ids=ids)], admission_of(request))
+    prompt = await prompt_of(request, gateway, body.messages, cache_salt=salt_of(body))
+    prepared = Prepared(ids=prompt.ids, images=prompt.images)
+    generation = start(gateway, record_of(request), body, [prepared], admission_of(request))
     renderer = ChatRenderer(body, record_of(request).request_id, gateway.tokenizer)
     return await answer(request, generation, renderer, stream=bool(body.stream), ignored=ignored)
 

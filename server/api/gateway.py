@@ -8,6 +8,7 @@ from starlette.requests import Request
 from server.errors import NotFound
 from server.gateway_config import GatewayConfig
 from server.generation import Admission, Engine
+from server.images import ImagePipeline
 from server.metrics import Metrics
 from server.middleware import RequestRecord
 from server.prompt.build import PromptBuilder
@@ -21,6 +22,8 @@ class Gateway:
     config: GatewayConfig
     engine: Engine
     prompts: PromptBuilder
+    images: ImagePipeline | None
+    """None for a model that takes no images."""
     metrics: Metrics
     model_names: tuple[str, ...]
     """What clients may call the model; the first is its own name."""

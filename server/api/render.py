@@ -76,12 +76,13 @@ async def collect(generation: Generation) -> list[ChoiceResult]:
 
 
 def usage_document(usage: Usage) -> dict[str, object]:
-    """OpenAI's `usage` object."""
+    """OpenAI's `usage` object; with the tokens of images where there are any."""
+    images = {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} | images,
     }
 
 

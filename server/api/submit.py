@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fastapi import Request
 from starlette.responses import Response
 
-from scheduler.request import SamplingParams
+from scheduler.request import NO_IMAGES, PromptImages, SamplingParams
 from server.api.disconnect import while_connected
 from server.api.gateway import Gateway, record_of
 from server.api.render import Renderer, to_json
@@ -29,10 +29,11 @@ UINT64_MASK = 2**64 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A prompt as token ids (int32), with the text that is repeated before its outputs."""
+    """A prompt as token ids (int32) and images, with the text that is repeated before its outputs."""
 
     ids: "array[int]"
     echo: str | None = None
+    images: PromptImages = NO_IMAGES
 
 
 def start(
@@ -45,6 +46,11 @@ def start(
     streams = gateway.engine.submit([prompt.request for prompt in made], admission)
     record.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
     return Generation(made, streams, gateway.tokenizer, RequestMeter(gateway.metrics, record.started))
+
+
+def salt_of(body: GenerationBody) -> bytes:
+    """Requests with different ones share nothing that is cached."""
+    return (body.cache_salt or "").encode()
 
 
 def _prompt(gateway: Gateway, body: GenerationBody, sampling: SamplingParams, prompt: Prepared) -> Prompt:
@@ -63,7 +69,8 @@ def _prompt(gateway: Gateway, body: GenerationBody, sampling: SamplingParams, pr
         stop=tuple(body.stop or ()),
         include_stop=bool(body.include_stop_str_in_output),
         priority=body.priority or 0,
-        cache_salt=(body.cache_salt or "").encode(),
+        cache_salt=salt_of(body),
+        images=prompt.images,
     )
     return Prompt(request=request, echo=prompt.echo, discard_output=budget == 0)
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.api.body import read_body
+from server.api.conversation import prompt_of
 from server.api.gateway import Gateway, gateway_of
 from server.api.openapi import describe
 from server.api.render import to_json
@@ -33,7 +34,7 @@ async def tokenize(request: Request) -> Response:
     body.check_together()
     if body.model is not None:
         gateway.check_model(body.model)
-    ids = await _ids(gateway, body)
+    ids = await _ids(request, gateway, body)
     document: dict[str, object] = {
         "count": len(ids),
         "max_model_len": gateway.engine.info.max_model_len,
@@ -43,12 +44,11 @@ async def tokenize(request: Request) -> Response:
     return _json(document, ignored)
 
 
-async def _ids(gateway: Gateway, body: TokenizeBody) -> list[int]:
+async def _ids(request: Request, gateway: Gateway, body: TokenizeBody) -> list[int]:
     limit = gateway.engine.info.max_model_len
     if body.messages is not None:
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
         generation = _or_true(body.add_generation_prompt)
-        return (await gateway.prompts.chat(messages, max_model_len=limit, add_generation_prompt=generation)).tolist()
+        return (await prompt_of(request, gateway, body.messages, add_generation_prompt=generation)).ids.tolist()
     text = body.prompt or ""
     if len(text) > limit * gateway.tokenizer.max_token_bytes:
         raise context_overflow(len(text) // gateway.tokenizer.max_token_bytes, limit, param="prompt")

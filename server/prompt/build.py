@@ -11,10 +11,13 @@ from functools import partial
 
 from scheduler.plan import ints
 from server.errors import BadRequest, context_overflow
-from server.prompt.messages import Message, plain_message, texts_of
+from server.images import PreparedImage
+from server.prompt.images import ChatPrompt, ImageMarkup
+from server.prompt.messages import Form, Message, image_urls, plain_message, texts_of
 from server.prompt.special import SpecialText, choose_breaker, escaped
 from server.prompt.template import ChatTemplate, RenderTooLong
 from server.prompt.tokenizer import Tokenizer
+from vision.config import Preprocessor
 
 Prompt = str | Sequence[int]
 
@@ -27,44 +30,49 @@ _THREAD_CHARS = 16_384
 class PromptBuilder:
     """The model's tokenizer and chat template, applied to requests. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises CheckpointError when the chat template has a syntax error."""
+    def __init__(self, tokenizer: Tokenizer, preprocessor: Preprocessor | None = None) -> None:
+        """Without a preprocessor the model takes no images. Raises CheckpointError when the chat template has a syntax
+        error."""
         self.tokenizer = tokenizer
         self._special = SpecialText(tokenizer.special_literals)
+        self._markup = None if preprocessor is None else ImageMarkup(preprocessor, tokenizer)
         source = tokenizer.chat_template
         self._template = None if source is None else ChatTemplate(source, tokenizer.special_variables)
+        self._form = Form() if self._template is None else _form(self._template, self._markup)
 
     async def chat(
-        self, messages: Sequence[Message], *, max_model_len: int, add_generation_prompt: bool = True
-    ) -> "array[int]":
-        """int32 ids of a conversation, fewer than max_model_len. Keys of a message: role (one of ROLES), content (a
-        string, None, or a list of text parts, which are joined by newlines), name, tool_calls, tool_call_id,
-        reasoning_content. Special tokens come from the template alone."""
+        self,
+        messages: Sequence[Message],
+        images: Sequence[PreparedImage] = (),
+        *,
+        max_model_len: int,
+        add_generation_prompt: bool = True,
+    ) -> ChatPrompt:
+        """A conversation as ids and images. Keys of a message: role (one of ROLES), content (a string, None, or a list
+        of parts), name, tool_calls, tool_call_id, reasoning_content. `images` are those of the messages' parts of type
+        image_url, in order. Special tokens and placeholders come from the template alone."""
         if self._template is None:
             raise BadRequest("This model has no chat template; use /v1/completions.", param="messages")
         if not messages:
             raise BadRequest("messages must not be empty.", param="messages")
+        assert self._markup is None or len(image_urls(messages)) == len(images), "an image for each URL"
         texts = [text for message in messages for text in texts_of(message)]
         chars = sum(map(len, texts))
         self._check_chars(chars, max_model_len, "messages")
-        build = partial(self._chat, self._template, messages, texts, max_model_len, add_generation_prompt)
-        return await asyncio.to_thread(build) if chars > _THREAD_CHARS else build()
+        build = partial(self._chat, self._template, messages, texts, images, max_model_len, add_generation_prompt)
+        return await asyncio.to_thread(build) if chars > _THREAD_CHARS or images else build()
 
     def _chat(
         self,
         template: ChatTemplate,
         messages: Sequence[Message],
         texts: Sequence[str],
+        images: Sequence[PreparedImage],
         max_model_len: int,
         add_generation_prompt: bool,
-    ) -> "array[int]":
+    ) -> ChatPrompt:
         breaker = choose_breaker(texts)
-        plain = partial(
-            plain_message,
-            protect=partial(self._special.protect, breaker=breaker),
-            takes_parts=template.takes_parts,
-            knows_developer=template.knows_developer,
-        )
+        plain = partial(plain_message, protect=partial(self._special.protect, breaker=breaker), form=self._form)
         try:
             text = template.render(
                 [plain(message, f"messages[{index}]") for index, message in enumerate(messages)],
@@ -75,8 +83,11 @@ class PromptBuilder:
             raise context_overflow(max_model_len, max_model_len) from None
         except RecursionError:
             raise BadRequest("The messages are nested too deeply.", param="messages") from None
-        ids = self.tokenizer.encode_rendered(text.replace(escaped(breaker), breaker), breaker)
-        return _checked(ids, max_model_len, "messages")
+        text = text.replace(escaped(breaker), breaker)
+        if self._markup is None or not images:
+            return ChatPrompt(ids=_checked(self.tokenizer.encode_rendered(text, breaker), max_model_len, "messages"))
+        ids = self.tokenizer.encode_rendered(self._markup.surround(text), breaker)
+        return self._markup.place(_checked(ids, max_model_len, "messages"), images, max_model_len)
 
     async def completions(
         self,
@@ -112,6 +123,16 @@ class PromptBuilder:
         """A text with more characters than the longest tokens hold bytes cannot fit; it is not even tokenized."""
         if chars > self._char_limit(max_model_len):
             raise context_overflow(-(-chars // self.tokenizer.max_token_bytes), max_model_len, param=param)
+
+
+def _form(template: ChatTemplate, markup: ImageMarkup | None) -> Form:
+    literal = None if markup is None else markup.literal
+    return Form(
+        takes_parts=template.takes_parts,
+        knows_developer=template.knows_developer,
+        image_literal=literal,
+        shows_images=literal is not None and template.shows_images(literal),
+    )
 
 
 def output_budget(prompt_tokens: int, max_model_len: int, requested: int | None) -> int:

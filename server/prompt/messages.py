@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from server.errors import BadRequest
 from server.prompt.special import protect_all
@@ -12,7 +13,8 @@ Protect = Callable[[str], str]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
-_PART_NAMES = {"image_url": "images", "input_audio": "audio", "video_url": "videos", "file": "files"}
+_IMAGE_ROLES = ("user", "tool")
+_PART_NAMES = {"input_audio": "audio", "video_url": "videos", "file": "files"}
 
 
 def texts_of(message: Message) -> Iterator[str]:
@@ -31,19 +33,50 @@ def texts_of(message: Message) -> Iterator[str]:
     yield from (value for value in values if isinstance(value, str))
 
 
-def plain_message(
-    message: Message, where: str, *, protect: Protect, takes_parts: bool, knows_developer: bool
-) -> dict[str, object]:
-    """The message without empty fields, each string of the user's protected. The content becomes one string (text parts
-    are joined by newlines), in a list of one part where the template `takes_parts`; role `developer` becomes `system`
-    unless the template knows it. `where` names the message in errors. Raises BadRequest."""
+def image_urls(messages: Sequence[Message]) -> list[str]:
+    """The URLs of all images, in order. Raises BadRequest for an image of a role that has none, or without a URL."""
+    urls = []
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, str) or not isinstance(content, Sequence):
+            continue
+        for index, part in enumerate(content):
+            if isinstance(part, Mapping) and part.get("type") == "image_url":
+                where = f"messages[{number}].content[{index}]"
+                if message.get("role") not in _IMAGE_ROLES:
+                    roles = " and ".join(_IMAGE_ROLES)
+                    raise BadRequest(f"{where}: only messages of role {roles} may hold images.", param="messages")
+                image = part.get("image_url")
+                url = image.get("url") if isinstance(image, Mapping) else image
+                urls.append(_string(url, f"{where}.image_url.url"))
+    return urls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """The form in which a template takes messages."""
+
+    takes_parts: bool = False
+    """Content must be a list of parts; else it may be a string."""
+    knows_developer: bool = False
+    image_literal: str | None = None
+    """What stands for an image in a string; None for a model that takes no images."""
+    shows_images: bool = False
+    """A list of parts may hold images."""
+
+
+def plain_message(message: Message, where: str, *, protect: Protect, form: Form) -> dict[str, object]:
+    """The message without empty fields, each string of the user's protected. Where the template shows images, a list of
+    parts stays one, with {"type": "image"} for each image; else the content becomes one string (parts are joined by
+    newlines), in a list of one part where the template takes parts. Role `developer` becomes `system` unless the
+    template knows it. `where` names the message in errors. Raises BadRequest."""
     role = message.get("role")
     if role not in ROLES:
         raise BadRequest(f"{where}.role must be one of {', '.join(ROLES)}.", param="messages")
-    if role == "developer" and not knows_developer:
+    if role == "developer" and not form.knows_developer:
         role = "system"
-    text = _text_of(message.get("content"), f"{where}.content", protect)
-    plain: dict[str, object] = {"role": role, "content": [{"type": "text", "text": text}] if takes_parts else text}
+    content = _plain_content(message.get("content"), f"{where}.content", protect, form)
+    plain: dict[str, object] = {"role": role, "content": content}
     for key in _TEXT_FIELDS:
         if (value := message.get(key)) is not None:
             plain[key] = protect(_string(value, f"{where}.{key}"))
@@ -53,26 +86,34 @@ def plain_message(
     return plain
 
 
-def _text_of(content: object, where: str, protect: Protect) -> str:
+def _plain_content(content: object, where: str, protect: Protect, form: Form) -> str | list[dict[str, str]]:
     """Parts are protected one by one, so that none completes what another begins."""
     if content is None:
-        return ""
+        content = ""
     if isinstance(content, str):
-        return protect(content)
-    if not isinstance(content, Sequence):
+        text = protect(content)
+    elif isinstance(content, Sequence):
+        parts = [_plain_part(part, f"{where}[{index}]", protect, form) for index, part in enumerate(content)]
+        if form.shows_images and parts:
+            return parts
+        text = "\n".join(part.get("text", form.image_literal or "") for part in parts)
+    else:
         raise BadRequest(f"{where} must be a string or a list of parts.", param="messages")
-    return "\n".join(protect(_part_text(part, f"{where}[{index}]")) for index, part in enumerate(content))
+    return [{"type": "text", "text": text}] if form.takes_parts else text
 
 
-def _part_text(part: object, where: str) -> str:
+def _plain_part(part: object, where: str, protect: Protect, form: Form) -> dict[str, str]:
     if not isinstance(part, Mapping):
         raise BadRequest(f"{where} must be an object with a type.", param="messages")
-    kind, text = part.get("type"), part.get("text")
-    if kind in _PART_NAMES:
-        raise BadRequest(f"{where}: this model does not accept {_PART_NAMES[kind]}.", param="messages")
-    if kind != "text":
-        raise BadRequest(f"{where}: parts of type {str(kind)[:40]!r} are not supported.", param="messages")
-    return _string(text, f"{where}.text")
+    kind = part.get("type")
+    if kind == "text":
+        return {"type": "text", "text": protect(_string(part.get("text"), f"{where}.text"))}
+    if kind == "image_url" and form.image_literal is not None:
+        return {"type": "image"}
+    if kind == "image_url" or kind in _PART_NAMES:
+        name = _PART_NAMES.get(kind, "images")
+        raise BadRequest(f"{where}: this model does not accept {name}.", param="messages")
+    raise BadRequest(f"{where}: parts of type {str(kind)[:40]!r} are not supported.", param="messages")
 
 
 def _plain_call(call: object, where: str, protect: Protect) -> dict[str, object]:

@@ -57,7 +57,7 @@ def _from_folder(folder: Path) -> TokenizerSource:
         raise CheckpointError(f"{path} is not a tokenizer: {error}") from None
     fast.no_truncation()
     fast.no_padding()
-    config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
     variables = {name: _content(config[name]) for name in _SPECIAL_NAMES if config.get(name)}
     extra = config.get("additional_special_tokens") or []
     named = [*variables.values(), *map(_content, extra if isinstance(extra, list) else [])]
@@ -93,7 +93,8 @@ def _tokens_by_id(fast: tokenizers.Tokenizer) -> list[str]:
     return tokens
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
+    """The object in a file of the checkpoint, empty where there is no such file. Raises CheckpointError."""
     if not path.is_file():
         return {}
     try:
@@ -113,7 +114,7 @@ def _folder_template(folder: Path, config: dict[str, object]) -> str | None:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{path} is not UTF-8 text: {error}") from None
-    template = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    template = read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict)]
         template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)

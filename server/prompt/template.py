@@ -93,10 +93,19 @@ class ChatTemplate:
 
     def _shows(self, content: object) -> bool:
         """Whether the content of a user's message appears in the prompt."""
+        return self._count(content, _PROBE) > 0
+
+    def shows_images(self, literal: str) -> bool:
+        """Whether a part of type `image` in a user's message becomes `literal` in the prompt."""
+        text = {"type": "text", "text": _PROBE}
+        return self._count([{"type": "image"}, text], literal) == self._count([text], literal) + 1
+
+    def _count(self, content: object, text: str) -> int:
+        """How often the text stands in the prompt of a user's message; 0 where the template fails on it."""
         try:
-            return _PROBE in self._render([{"role": "user", "content": content}], True, 1_000_000)
+            return self._render([{"role": "user", "content": content}], True, 1_000_000).count(text)
         except (*_RENDER_ERRORS, RenderTooLong):
-            return False
+            return 0
 
 
 def _tojson(

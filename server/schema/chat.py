@@ -11,7 +11,13 @@ from server.schema.common import INT32_MAX, GenerationBody
 MAX_TOP_LOGPROBS = 20
 
 # What the validators below demand, in the words of JSON schema.
-_TEXT_PART: JsonDict = {"properties": {"type": {"const": "text"}, "text": {"type": "string"}}, "required": ["text"]}
+_PARTS: tuple[JsonDict, ...] = (
+    {"properties": {"type": {"const": "text"}, "text": {"type": "string"}}, "required": ["text"]},
+    {
+        "properties": {"type": {"const": "image_url"}, "image_url": {"type": ["string", "object"]}},
+        "required": ["image_url"],
+    },
+)
 _SOME_CONTENT: JsonDict = {"type": ["string", "array"]}
 _BY_ROLE: tuple[JsonDict, ...] = (
     {"properties": {"role": {"const": "assistant"}}},
@@ -26,18 +32,41 @@ _BY_ROLE: tuple[JsonDict, ...] = (
 )
 
 
-class ContentPart(BaseModel):
-    """One part of a message. Types other than text are refused later, by name."""
+class ImageUrl(BaseModel):
+    """Where an image is: a data: URL, or one of a host that the server may fetch from."""
 
-    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra={"allOf": [_TEXT_PART]})
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    url: str = Field(min_length=1)
+    detail: Literal["auto", "low", "high"] | None = Field(
+        default=None, description="has no effect: each model has its own resolution"
+    )
+
+
+def _url_kind(value: object) -> str:
+    return "(url)" if isinstance(value, str) else "(object)"
+
+
+AnyImageUrl = Annotated[
+    Annotated[str, Field(min_length=1), Tag("(url)")] | Annotated[ImageUrl, Tag("(object)")], Discriminator(_url_kind)
+]
+
+
+class ContentPart(BaseModel):
+    """One part of a message. Types other than text and image_url are refused later, by name."""
+
+    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra={"anyOf": [*_PARTS]})
 
     type: str = Field(min_length=1, max_length=64)
     text: str | None = None
+    image_url: AnyImageUrl | None = None
 
     @model_validator(mode="after")
-    def _text_has_text(self) -> "ContentPart":
+    def _type_has_its_field(self) -> "ContentPart":
         if self.type == "text" and self.text is None:
             raise ValueError("a part of type 'text' needs a string in 'text'")
+        if self.type == "image_url" and self.image_url is None:
+            raise ValueError("a part of type 'image_url' needs an object with a 'url' in 'image_url'")
         return self
 
 
@@ -90,6 +119,15 @@ class Message(BaseModel):
         return self
 
 
+def unhonoured_details(messages: list[Message]) -> dict[str, object]:
+    """`image_url.detail`, where a message asks for a resolution: models have their own."""
+    for message in messages:
+        for part in message.content if isinstance(message.content, list) else ():
+            if isinstance(part.image_url, ImageUrl) and part.image_url.detail not in (None, "auto"):
+                return {"image_url.detail": part.image_url.detail}
+    return {}
+
+
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions"""
 
@@ -98,6 +136,11 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX, description="wins over max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @property
+    def unhonoured(self) -> dict[str, object]:
+        """Parameters that are accepted and change nothing."""
+        return unhonoured_details(self.messages)
 
     @property
     def logprob_count(self) -> int:

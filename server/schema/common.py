@@ -63,10 +63,19 @@ class StreamOptions(BaseModel):
     """Accepted for OpenAI's clients; chunks are never padded."""
 
 
-class GenerationBody(BaseModel):
-    """Parameters of both generation routes."""
+class RequestBody(BaseModel):
+    """Any JSON body."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    @property
+    def unhonoured(self) -> dict[str, object]:
+        """Parameters that are accepted and change nothing."""
+        return {}
+
+
+class GenerationBody(RequestBody):
+    """Parameters of both generation routes."""
 
     model: str = Field(min_length=1, max_length=256)
     max_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
@@ -131,7 +140,7 @@ class GenerationBody(BaseModel):
             )
 
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=RequestBody)
 
 
 def validate(schema: type[Body], document: dict[str, Any]) -> Body:

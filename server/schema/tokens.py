@@ -1,11 +1,11 @@
 """The bodies of POST /tokenize and /detokenize, shaped like vLLM's. Used by `server/api/tokens.py`; API process."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
 
 from server.errors import BadRequest
-from server.schema.chat import Message
-from server.schema.common import TokenId
+from server.schema.chat import Message, unhonoured_details
+from server.schema.common import RequestBody, TokenId
 
 _EITHER: tuple[JsonDict, ...] = (
     {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
@@ -13,10 +13,10 @@ _EITHER: tuple[JsonDict, ...] = (
 )
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(RequestBody):
     """POST /tokenize: either a raw prompt or a conversation."""
 
-    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra={"oneOf": [*_EITHER]})
+    model_config = ConfigDict(json_schema_extra={"oneOf": [*_EITHER]})
 
     model: str | None = Field(default=None, min_length=1, max_length=256)
     prompt: str | None = None
@@ -25,16 +25,19 @@ class TokenizeBody(BaseModel):
     add_generation_prompt: bool | None = Field(default=None, description="of a conversation; default true")
     return_token_strs: bool | None = None
 
+    @property
+    def unhonoured(self) -> dict[str, object]:
+        """Parameters that are accepted and change nothing."""
+        return unhonoured_details(self.messages or [])
+
     def check_together(self) -> None:
         """Rules over several fields. Raises BadRequest."""
         if (self.prompt is None) == (self.messages is None):
             raise BadRequest("Give either prompt or messages.", param="prompt")
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(RequestBody):
     """POST /detokenize"""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = Field(default=None, min_length=1, max_length=256)
     tokens: list[TokenId] = Field(fail_fast=True)

@@ -40,6 +40,10 @@ def test_names() -> None:
         "prefix_cache_hits_total",
         "prompt_tokens_total",
         "generation_tokens_total",
+        "encoder_cache_usage_perc",
+        "images_encoded_total",
+        "encoder_cache_hits_total",
+        "images_received_total",
         *(f"request_success_total{{{reason}}}" for reason in ("stop", "length", "abort", "timeout", "error")),
     }
     assert {name.removesuffix("_count") for name in names if name.endswith("_count")} == {

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from server.embedded import embedded_path
 from server.errors import BadRequest
 from server.prompt.build import PromptBuilder, bad_words, logit_bias, output_budget, stop_token_ids
+from server.prompt.images import ChatPrompt
 from server.prompt.tokenizer import MARK, Tokenizer, load_tokenizer
 from tests.server.tiny_tokenizers import CHATML, CHATML_SPECIALS, INST, chatml_folder, save_folder, sentencepiece_bpe
 
@@ -64,15 +65,15 @@ def builder(tokenizer: Tokenizer) -> PromptBuilder:
 
 
 def chat(builder: PromptBuilder, messages: list[Message], length: int = LENGTH) -> "array[int]":
-    return asyncio.run(builder.chat(messages, max_model_len=length))
+    return asyncio.run(builder.chat(messages, max_model_len=length)).ids
 
 
 def quick_chat(builder: PromptBuilder, messages: list[Message]) -> "array[int]":
     """Short prompts are built without a pause, so no event loop is needed."""
     with pytest.raises(StopIteration) as done:
         builder.chat(messages, max_model_len=LENGTH).send(None)
-    ids: array[int] = done.value.value
-    return ids
+    prompt: ChatPrompt = done.value.value
+    return prompt.ids
 
 
 def complete(builder: PromptBuilder, prompt: object, length: int = LENGTH) -> "list[array[int]]":
@@ -205,7 +206,7 @@ def test_parts_are_joined_and_roles_are_known(tokenizer: Tokenizer, builder: Pro
     assert chat(builder, [call("f", "{}"), user("y")]) == chat(
         builder, [{"role": "assistant", "content": ""}, user("y")]
     )
-    open_end = asyncio.run(builder.chat([user("y")], max_model_len=LENGTH, add_generation_prompt=False))
+    open_end = asyncio.run(builder.chat([user("y")], max_model_len=LENGTH, add_generation_prompt=False)).ids
     assert chat(builder, [user("y")])[: len(open_end)] == open_end
     assert chat(builder, [user("")])
 
