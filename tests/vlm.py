@@ -338,6 +338,9 @@ def make_model(case: Vlm, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel
         for name, tensor in drawn:
             is_scale = tensor.dim() == 1 and name.endswith("weight")
             tensor.copy_(torch.randn_like(tensor) * 0.2 + (1.0 if is_scale else 0.0))
+        image_token_id = next(ids[key] for key in ids if key.startswith("image_token"))
+        # never the most likely: transformers would want another picture for an image token that was generated
+        model.get_output_embeddings().weight[image_token_id] = 0.0
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model
 

@@ -1,0 +1,172 @@
+"""Every vision family against transformers, from messages with pictures to logits and greedy text, and bit for bit the
+same however the engine goes about it: alone, among others, in chunks, with caches cold and warm."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from scheduler.config import SchedulerConfig
+from scheduler.request import FinishReason, Request
+from tests.vision.preprocess_pictures import as_pil, picture
+from tests.vlm import VLMS, make_vlm
+from tests.vlm_engine import Engine, Gateway, Outcome, request
+from tests.vlm_oracle import Answer, Messages, Oracle
+
+TOLERANCE = 1e-4
+STEPS = 12
+PICTURES = [as_pil(picture(60, 100, 0)), as_pil(picture(40, 33, 1)), as_pil(picture(97, 56, 3))]
+
+
+def said(role: str, *parts: str) -> Mapping[str, object]:
+    """A message; the part "IMAGE" stands for a picture."""
+    return {
+        "role": role,
+        "content": [{"type": "image"} if part == "IMAGE" else {"type": "text", "text": part} for part in parts],
+    }
+
+
+CONVERSATIONS: Mapping[str, tuple[Messages, list[int]]] = {
+    "one": ([said("user", "What is ", "IMAGE", " this?")], [0]),
+    "three": (
+        [
+            said("user", "IMAGE", "and\n", "IMAGE"),
+            said("assistant", "Two."),
+            said("user", "Now\n\n", "IMAGE", "\n?"),
+        ],
+        [0, 1, 2],
+    ),
+}
+"""Messages and which pictures they show."""
+NEIGHBOURS: tuple[tuple[Messages, list[int]], ...] = (
+    ([said("user", "Hello there, no picture at all")], []),
+    ([said("user", "IMAGE", "IMAGE", "twice the same?")], [2, 2]),
+    ([said("user", "IMAGE", "and the rest of a longer text about it, which goes on for a while.")], [1]),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint, what transformers answers, and the requests that the gateway makes."""
+
+    name: str
+    folder: Path
+    answers: Mapping[str, Answer]
+    requests: Mapping[str, Request]
+    scored: Mapping[str, Request]
+    """The same, asking for log-probabilities of the prompt."""
+    neighbours: list[Request]
+
+
+def make_case(folder: Path, name: str) -> Case:
+    oracle, gateway = Oracle(name, make_vlm(folder, name)), Gateway(folder)
+    prompts = {
+        key: gateway.prompt(messages, [PICTURES[index] for index in shown])
+        for key, (messages, shown) in CONVERSATIONS.items()
+    }
+    beside = [gateway.prompt(messages, [PICTURES[index] for index in shown]) for messages, shown in NEIGHBOURS]
+    return Case(
+        name=name,
+        folder=folder,
+        answers={
+            key: oracle.answer(messages, [PICTURES[index] for index in shown], STEPS)
+            for key, (messages, shown) in CONVERSATIONS.items()
+        },
+        requests={key: request(index, prompt, STEPS) for index, (key, prompt) in enumerate(prompts.items())},
+        scored={key: request(index, prompt, STEPS, scored=True) for index, (key, prompt) in enumerate(prompts.items())},
+        neighbours=[request(10 + index, prompt, 4 + index) for index, prompt in enumerate(beside)],
+    )
+
+
+@pytest.fixture(scope="module", params=VLMS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def engine(case: Case, *, tokens: int = 1024, kernels: str = "auto", sequences: int = 4, **options: int) -> Engine:
+    config = SchedulerConfig(max_num_seqs=sequences, max_num_batched_tokens=tokens, block_size=16, prefill_share=1.0)
+    return Engine(case.folder, config, kernels=kernels, **options)
+
+
+def test_prompts_are_those_of_transformers(case: Case) -> None:
+    for key, answer in case.answers.items():
+        assert list(case.requests[key].prompt_ids) == answer.prompt_ids
+
+
+def check_logits(case: Case, kernels: str) -> None:
+    runtime = engine(case, kernels=kernels)
+    for key, answer in case.answers.items():
+        outcome, logits_LV = runtime.logits_of(case.scored[key])
+        assert outcome.finish_reason is FinishReason.LENGTH and outcome.cached_tokens == 0
+        assert outcome.token_ids == answer.continuation
+        # the last token was chosen and not computed
+        expected_LV = answer.logits_LV[:-1]
+        assert logits_LV.shape == expected_LV.shape
+        assert (logits_LV - expected_LV).abs().max().item() <= TOLERANCE
+
+
+def test_logits_and_greedy_text_are_those_of_transformers(case: Case) -> None:
+    check_logits(case, "auto")
+
+
+@pytest.mark.parametrize("name", ["llava-clip", "llava_next", "gemma3", "qwen2_5_vl", "qwen3_vl", "kimi_k25"])
+def test_plain_torch_agrees_too(name: str, tmp_path: Path) -> None:
+    check_logits(make_case(tmp_path, name), "reference")
+
+
+def visible(outcome: Outcome) -> tuple[object, ...]:
+    return (outcome.token_ids, outcome.logprobs, outcome.prompt_logprobs, outcome.finish_reason)
+
+
+def alone(case: Case, requests: Mapping[str, Request]) -> dict[str, tuple[object, ...]]:
+    """Each in an engine of its own."""
+    return {key: visible(engine(case).run([one])[one.seq_id]) for key, one in requests.items()}
+
+
+def test_neighbours_and_chunks_change_no_bit(case: Case) -> None:
+    """Among others in steps of 1024, 40 and 7 tokens, the last of which cut images wherever the model allows it."""
+    expected = alone(case, case.scored)
+    for tokens in (1024, 40, 7):
+        runtime = engine(case, tokens=tokens)
+        outcomes = runtime.run([*case.neighbours[:2], *case.scored.values(), *case.neighbours[2:]])
+        for key, one in case.scored.items():
+            assert visible(outcomes[one.seq_id]) == expected[key], f"{key} in steps of {tokens}"
+        assert max(map(len, runtime.query_lens)) > 1
+
+
+def test_caches_change_no_bit(case: Case) -> None:
+    """Asked again: prompt from the prefix cache, and with the pictures' embeddings gone or still there."""
+    expected = alone(case, case.requests)
+    largest = max(image.num_embeddings for one in case.requests.values() for image in one.images.images)
+    runtime = engine(case, sequences=2, tokens=24)
+    tight = engine(case, sequences=2, tokens=24, encoder_cache_bytes=largest * bytes_per_embedding(runtime))
+    for each in (runtime, tight):
+        for turn in range(3):
+            outcomes = each.run([*case.requests.values(), *(case.neighbours if turn == 1 else [])])
+            for key, one in case.requests.items():
+                assert visible(outcomes[one.seq_id]) == expected[key], f"{key}, time {turn}"
+                if turn:
+                    assert outcomes[one.seq_id].cached_tokens == (len(one.prompt_ids) - 1) // 16 * 16
+
+
+def bytes_per_embedding(runtime: Engine) -> int:
+    return runtime._executor.info.bytes_per_embedding
+
+
+def test_another_picture_of_the_same_size_is_another_question(case: Case) -> None:
+    """A, A, B, A: the cache gives all, then what stands before the picture, then all."""
+    gateway, (messages, _) = Gateway(case.folder), CONVERSATIONS["one"]
+    first, second = PICTURES[0], as_pil(picture(60, 100, 3))
+    questions = [
+        request(index, gateway.prompt(messages, [shown]), STEPS) for index, shown in enumerate((first, second))
+    ]
+    runtime = engine(case)
+    outcomes = [runtime.run([questions[index]])[index] for index in (0, 0, 1, 0)]
+    texts = [outcome.token_ids for outcome in outcomes]
+    assert texts[0] == texts[1] == texts[3] != texts[2]
+    before, length = questions[0].images.spans[0].offset, len(questions[0].prompt_ids)
+    all_blocks = (length - 1) // 16 * 16
+    assert [outcome.cached_tokens for outcome in outcomes] == [0, all_blocks, before // 16 * 16, all_blocks]
+    assert all_blocks > before
+    assert runtime.num_jobs == 2
