@@ -4,6 +4,7 @@ Legend: P positions, T tokens of the step, R2 rotated pairs of channels (rotary_
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -83,18 +84,20 @@ class Rotations:
         self.table = rope_table(rope, max_position, device)
         self.axes_R2 = mrope_axes(rope).to(device) if rope.mrope_sections else None
 
-    def of_step(self, batch: Batch) -> RopeTable:
-        """The table itself, whose rows are positions; or one with a row for each token where the batch says that rows
-        and columns of images count. A token whose three positions are equal gets the same numbers either way.
+    def of_step(self, batch: Batch) -> tuple[Batch, RopeTable]:
+        """The batch and the table itself, whose rows are positions; or, where the batch says that rows and columns of
+        images count, a table with a row for each token, and the batch pointing to these. A token whose three positions
+        are equal gets the same numbers either way.
 
         Raises AssertionError for a batch with such positions if the model has no use for them, RuntimeError for
         positions outside the table.
         """
         if batch.rope_positions_T3 is None:
-            return self.table
+            return batch, self.table
         assert self.axes_R2 is not None, "the batch has rope positions, the model turns by the position alone"
         rows_TR2 = batch.rope_positions_T3[:, self.axes_R2].long()
-        return RopeTable(
+        rows_T = torch.arange(batch.num_tokens, dtype=torch.int32, device=rows_TR2.device)
+        return replace(batch, rope_rows_T=rows_T), RopeTable(
             cos_PR2=self.table.cos_PR2.gather(0, rows_TR2),
             sin_PR2=self.table.sin_PR2.gather(0, rows_TR2),
             interleaved=self.table.interleaved,

@@ -16,7 +16,7 @@ from model_runtime.blocks.attention import Attention, attention_table
 from model_runtime.blocks.mla import LatentAttentionBlock, latent_attention_table
 from model_runtime.blocks.mlp import MLP, mlp_table
 from model_runtime.blocks.moe import MixtureOfExperts, moe_table
-from model_runtime.blocks.rope import Rotations
+from model_runtime.blocks.rope import Rotations, rope_table
 from model_runtime.config import ModelConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import Ops, RopeTable
@@ -113,9 +113,7 @@ class Decoder:
     ) -> None:
         self.config, self.ops = config, ops
         self.rotations = Rotations(config.rope, max_model_len, device)
-        self.local_rotations = self.rotations
-        if config.local_rope is not None:
-            self.local_rotations = Rotations(config.local_rope, max_model_len, device)
+        self.local_table = None if config.local_rope is None else rope_table(config.local_rope, max_model_len, device)
         self.embedding = parameters.matrices["embedding"]
         self.layers = [_Layer(config, layer, parameters) for layer in range(config.num_layers)]
         self.norm_C = parameters.vectors["norm"]
@@ -125,8 +123,8 @@ class Decoder:
         """[T, C] float32: the last layer's output, before the final norm. Writes the step's keys and values to `kv`,
         which has one entry a layer."""
         x_TC = self._embedded(batch)
-        rope = self.rotations.of_step(batch)
-        local_rope = rope if self.local_rotations is self.rotations else self.local_rotations.of_step(batch)
+        batch, rope = self.rotations.of_step(batch)
+        local_rope = rope if self.local_table is None else self.local_table
         for index, (layer, kv_layer) in enumerate(zip(self.layers, kv, strict=True)):
             x_TC = layer.forward(self.ops, x_TC, local_rope if layer.is_local else rope, batch, kv_layer)
             for images in batch.images:

@@ -1,8 +1,9 @@
-"""Logits equal transformers' on the same weights, through the paged path: tiny checkpoints of every family, and the
-embedded SmolLM2."""
+"""Logits equal transformers' on the same weights, through the paged path: tiny checkpoints of every family, also the
+language models of vision-language ones, and the embedded SmolLM2."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from model_runtime.batch import ImageRows, make_batch
 from model_runtime.checkpoint import load_model
 from model_runtime.models.decoder import Decoder
 from model_runtime.ops import load_ops
+from scheduler.plan import ints
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.model_runtime.paged import DEVICE, PagedRun
+from tests.vlm import make_vlm
 
 TOLERANCE = 1e-4
 LENGTHS = (41, 1, 18)
@@ -54,7 +58,32 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gemma3": ("gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 2}),
+    "gemma3-ropes": (
+        "gemma3_text",
+        {
+            "sliding_window": 8,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+            "head_dim": 32,
+            "query_pre_attn_scalar": 20,
+        },
+    ),
+    "gemma3-untied-biases": ("gemma3_text", {"tie_word_embeddings": False, "attention_bias": True}),
 }
+VISION_CASES = (
+    "llava_next",  # mistral with a window
+    "internvl",  # qwen2
+    "idefics3-whole",  # llama, tied
+    "gemma3",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+)
+"""Of `tests/vlm.py`, asked without images."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +108,13 @@ def reference_logits(model: torch.nn.Module, prompts: list[list[int]]) -> list[T
         return [model(torch.tensor([prompt])).logits[0].float() for prompt in prompts]
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[*CASES, *(f"vision {name}" for name in VISION_CASES)])
 def aligned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Aligned:
-    family, overrides = CASES[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    model = make_checkpoint(folder, family, overrides)
-    prompts = random_prompts(LENGTHS)
+    folder, prompts = tmp_path_factory.mktemp("checkpoint"), random_prompts(LENGTHS)
+    if request.param in CASES:
+        model = make_checkpoint(folder, *CASES[request.param])
+    else:
+        model = make_vlm(folder, request.param.removeprefix("vision "))
     return Aligned(folder, prompts, reference_logits(model, prompts))
 
 
@@ -140,3 +170,81 @@ def test_half_precision_storage_is_kept_and_computed_in_float32(tmp_path: Path, 
     numbers = sum(parameter.numel() for parameter in model.parameters())
     vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 1)
     assert loaded.weight_bytes == 2 * (numbers - vectors) + 4 * vectors
+
+
+IMAGE = slice(7, 19)
+"""Rows of a prompt that are an image of 3 rows and 4 columns."""
+
+
+def image_positions(length: int) -> Tensor:
+    """[3, length]: M-RoPE positions with that image (arXiv 2409.12191): text goes on after its longer side."""
+    rows, columns = torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij")
+    image_3N = IMAGE.start + torch.stack([torch.zeros(12, dtype=torch.int64), rows.flatten(), columns.flatten()])
+    after = torch.arange(length - IMAGE.stop) + IMAGE.start + 4
+    return torch.cat([torch.arange(IMAGE.start).expand(3, -1), image_3N, after.expand(3, -1)], dim=1)
+
+
+def step_with_image(
+    run: PagedRun, tokens: list[int], rows: slice, image: ImageRows, positions_3L: Tensor | None
+) -> Tensor:
+    """Logits of these rows of the prompt, computed in one step, with what falls into the image taken from it."""
+    first, last = max(rows.start, IMAGE.start), min(rows.stop, IMAGE.stop)
+    part = slice(first - IMAGE.start, last - IMAGE.start)
+    cut = ImageRows(
+        start=first - rows.start,
+        embeddings_NC=image.embeddings_NC[part],
+        deepstack_NC=tuple(level_NC[part] for level_NC in image.deepstack_NC),
+    )
+    plan = run.plan({0: tokens[rows]})
+    if positions_3L is not None:
+        plan = replace(plan, rope_positions=ints(positions_3L[:, rows].T.flatten().tolist()))
+    batch = make_batch(plan, run.block_size, DEVICE, images=(cut,) if first < last else ())
+    with torch.inference_mode():
+        return run.decoder.logits(run.decoder.forward(batch, run.kv))
+
+
+@pytest.mark.parametrize("name", ["llava-clip", "gemma3", "qwen2_vl", "qwen3_vl"])
+def test_image_rows_rotations_and_deepstack(name: str, tmp_path: Path) -> None:
+    """Causally, as without the pictures' own attention; whole, and in chunks of which one ends inside the image."""
+    model = make_vlm(tmp_path, name)
+    (tokens,) = random_prompts((31,))
+    generator = torch.Generator().manual_seed(2)
+    levels = [torch.randn(12, 64, generator=generator) for _ in range(3 if name == "qwen3_vl" else 1)]
+    image = ImageRows(start=0, embeddings_NC=levels[0], deepstack_NC=tuple(levels[1:]))
+    positions_3L = image_positions(31) if "qwen" in name else None
+    extra: dict[str, object] = {} if positions_3L is None else {"position_ids": positions_3L[:, None]}
+    if levels[1:]:
+        is_image_1L = torch.zeros(1, 31, dtype=torch.bool)
+        is_image_1L[:, IMAGE] = True
+        extra |= {"visual_pos_masks": is_image_1L, "deepstack_visual_embeds": levels[1:]}
+    language = model.model.language_model
+    with torch.inference_mode():
+        embedded = language.embed_tokens(torch.tensor([tokens]))
+        embedded[:, IMAGE] = levels[0]
+        expected = model.lm_head(language(inputs_embeds=embedded, **extra).last_hidden_state)[0]
+    decoder = load_model(tmp_path, load_ops(DEVICE, "auto"), DEVICE, lambda fraction: None).decoder
+    for cuts in ((0, 31), (0, 3, 11, 12, 31)):
+        run = PagedRun(decoder, block_size=4)
+        parts = [slice(*pair) for pair in pairwise(cuts)]
+        assert_equal(torch.cat([step_with_image(run, tokens, part, image, positions_3L) for part in parts]), expected)
+
+
+def test_equal_rope_positions_give_the_same_bits(tmp_path: Path) -> None:
+    """A step with a table of its own computes for text what one with the static table does."""
+    make_vlm(tmp_path, "qwen3_vl")
+    decoder = load_model(tmp_path, load_ops(DEVICE, "auto"), DEVICE, lambda fraction: None).decoder
+    (tokens,) = random_prompts((31,))
+    static, own = PagedRun(decoder), PagedRun(decoder)
+    plan = replace(own.plan({0: tokens}), rope_positions=ints([p for p in range(31) for _ in range(3)]))
+    with torch.inference_mode():
+        logits = decoder.logits(decoder.forward(make_batch(plan, own.block_size, DEVICE), own.kv))
+    assert torch.equal(logits, static.step({0: tokens})[0])
+
+
+def test_a_model_without_m_rope_takes_no_rope_positions(tmp_path: Path) -> None:
+    make_vlm(tmp_path, "llava-clip")
+    decoder = load_model(tmp_path, load_ops(DEVICE, "auto"), DEVICE, lambda fraction: None).decoder
+    run = PagedRun(decoder)
+    plan = replace(run.plan({0: [3, 4]}), rope_positions=ints([0, 0, 0, 1, 1, 1]))
+    with pytest.raises(AssertionError, match="turns by the position alone"):
+        decoder.forward(make_batch(plan, run.block_size, DEVICE), run.kv)
