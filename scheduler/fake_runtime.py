@@ -3,6 +3,9 @@
 Instead of keys and values each KV slot holds a *state*, a hash of the whole text up to its token. A state is computed
 from the state before it, as found in the slots, so that a wrong, stale or overwritten block anywhere in a sequence's
 table shows at once. The next token is a function of the state and of all that the plan says about sampling.
+
+What a row adds to the state is its token, or for an image's row the image's content, the number of the embedding and
+the span's place; and its M-RoPE position where that is not the position in the sequence.
 """
 
 from array import array
@@ -13,11 +16,23 @@ from scheduler.plan import RowLogprobs, SampleRows, StepPlan, StepResult, floats
 
 ROOT = 1
 VOCAB = 48
+IMAGE_TOKEN = -2
+"""What stands in a prompt for an embedding; no text has it."""
 
 
-def extend(state: int, token: int) -> int:
-    """The state of a text with one token more."""
-    return hash((state, token))
+def extend(state: int, row: int) -> int:
+    """The state of a text with one row more."""
+    return hash((state, row))
+
+
+def embedding(content: bytes, index: int, start: int, end: int) -> int:
+    """What the row of an image's embedding adds to the state; its span stands at start .. end - 1."""
+    return hash((int.from_bytes(content), index, start, end))
+
+
+def rotated(row: int, position: int, rope: tuple[int, int, int]) -> int:
+    """What a row adds to the state at an M-RoPE position."""
+    return row if rope == (position, position, position) else hash((row, *rope))
 
 
 def logprob(state: int, token: int) -> float:
@@ -56,24 +71,74 @@ def sampling_of(sample: SampleRows, row: int) -> tuple[tuple[object, ...], set[i
 
 
 class FakeRuntime:
-    """Slots of `num_blocks` blocks of `block_size` tokens, none written."""
+    """Slots of `num_blocks` blocks of `block_size` tokens, none written. With `whole_spans` no step may end inside a
+    span of an image."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, whole_spans: bool = False) -> None:
         self._block_size = block_size
+        self._whole_spans = whole_spans
+        self._encoded: dict[int, tuple[bytes, int]] = {}
+        """By slot: content and number of embeddings."""
         self._slots: list[int] = [0] * (num_blocks * block_size)
         self._before: dict[int, int] = {}
         """Of every state ever computed, the state that it extends."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute a step. Raises AssertionError where the plan is inconsistent or the cache holds the wrong text."""
+    @property
+    def num_embeddings(self) -> int:
+        """Of all images that are kept."""
+        return sum(count for _, count in self._encoded.values())
+
+    def execute(self, plan: StepPlan, failing: "tuple[int, ...]" = ()) -> StepResult:
+        """Compute a step, in which the jobs for the slots `failing` fail. Raises AssertionError where the plan is
+        inconsistent or the cache holds the wrong text."""
+        self._encode(plan, failing)
         tables = self._split_tables(plan)
+        inputs = self._inputs(plan)
         self._check_writes(plan, tables)
         states: list[int] = []
         for table, query_len, kv_len in zip(tables, plan.query_lens, plan.kv_lens, strict=True):
-            tokens = plan.token_ids[len(states) : len(states) + query_len]
-            states += self._compute(table, kv_len - query_len, tokens)
+            rows = inputs[len(states) : len(states) + query_len]
+            states += self._compute(table, kv_len - query_len, rows)
         assert len(states) == len(plan.token_ids), "query_lens must sum to the number of tokens"
-        return self._result(plan, states)
+        return self._result(plan, states, failing)
+
+    def _encode(self, plan: StepPlan, failing: tuple[int, ...]) -> None:
+        for slot in plan.drop_slots:
+            del self._encoded[slot]
+        jobs = plan.encode
+        for slot, count, pixels in zip(jobs.slots, jobs.num_embeddings, jobs.pixels, strict=True):
+            assert slot not in self._encoded, f"slot {slot} is in use"
+            self._encoded[slot] = (bytes(pixels.data), count)
+        for slot in failing:
+            del self._encoded[slot]
+
+    def _inputs(self, plan: StepPlan) -> list[int]:
+        """What each row adds to the state; 0 where an image could not be encoded."""
+        inputs = plan.token_ids.tolist()
+        spans = plan.images
+        assert inputs.count(IMAGE_TOKEN) == sum(spans.lengths), "rows of images and spans disagree"
+        if not spans.rows and not plan.rope_positions:
+            return inputs
+        positions = [
+            position
+            for query_len, kv_len in zip(plan.query_lens, plan.kv_lens, strict=True)
+            for position in range(kv_len - query_len, kv_len)
+        ]
+        columns = (spans.rows, spans.lengths, spans.slots, spans.firsts, spans.starts, spans.ends)
+        for row, length, slot, first, start, end in zip(*columns, strict=True):
+            position = positions[row]
+            assert start <= position < position + length <= end, f"rows from {position} on outside of their span"
+            assert not self._whole_spans or position + length == end, f"a span of {end - start} is cut"
+            assert plan.token_ids[row : row + length].count(IMAGE_TOKEN) == length, "a token is taken for an image"
+            failed = slot not in self._encoded and slot in plan.encode.slots
+            content, count = (b"", first + length) if failed else self._encoded[slot]
+            assert 0 <= first < first + length <= count, f"embeddings {first}..{first + length - 1} of {count}"
+            for index in range(length):
+                inputs[row + index] = 0 if failed else embedding(content, first + index, start, end)
+        if plan.rope_positions:
+            triples = zip(*[iter(plan.rope_positions)] * 3, strict=True)
+            inputs = [rotated(*row) for row in zip(inputs, positions, triples, strict=True)]
+        return inputs
 
     def _split_tables(self, plan: StepPlan) -> "list[array[int]]":
         tables: list[array[int]] = []
@@ -93,8 +158,8 @@ class FakeRuntime:
             for block in table[(kv_len - query_len) // self._block_size :]:
                 assert users[block] == 1, f"block {block} is written and used by another sequence"
 
-    def _compute(self, table: "array[int]", num_cached: int, tokens: "array[int]") -> list[int]:
-        """Write the states of `tokens`, which follow `num_cached` tokens in the cache; returns them."""
+    def _compute(self, table: "array[int]", num_cached: int, rows: list[int]) -> list[int]:
+        """Write the states of `rows`, which follow `num_cached` tokens in the cache; returns them."""
         size = self._block_size
         past: list[int] = []
         for block in table[: -(-num_cached // size)]:
@@ -104,15 +169,15 @@ class FakeRuntime:
         assert before == [ROOT, *past][:num_cached], "the cache holds something else than the sequence's beginning"
         state = past[-1] if past else ROOT
         states: list[int] = []
-        for position, token in enumerate(tokens, num_cached):
-            following = extend(state, token)
+        for position, row in enumerate(rows, num_cached):
+            following = extend(state, row)
             self._before[following] = state
             self._slots[table[position // size] * size + position % size] = following
             states.append(following)
             state = following
         return states
 
-    def _result(self, plan: StepPlan, states: list[int]) -> StepResult:
+    def _result(self, plan: StepPlan, states: list[int], failing: tuple[int, ...]) -> StepResult:
         sample, score = plan.sample, plan.score
         chosen = ints([choose(states[row], *sampling_of(sample, index)) for index, row in enumerate(sample.rows)])
         sampled_pairs = list(zip(sample.rows, chosen, strict=True))
@@ -122,6 +187,7 @@ class FakeRuntime:
             token_ids=chosen,
             sampled=_logprobs(states, sampled_pairs, sample.top_logprobs),
             scored=_logprobs(states, scored_pairs, score.top_logprobs),
+            failed_slots=ints(failing),
         )
 
 

@@ -11,15 +11,34 @@ from random import Random
 from typing import TypeVar
 
 from scheduler.config import SchedulerConfig
+from scheduler.encoder_cache import EncoderLimits
 from scheduler.fake_runtime import FakeRuntime
-from scheduler.plan import FAILED_TOKEN, StepPlan, ints
-from scheduler.request import FinishReason, Request, SamplingParams, SchedulerError
+from scheduler.plan import FAILED_TOKEN, StepPlan
+from scheduler.request import FinishReason, PixelsMissing, Request, SchedulerError
 from scheduler.scheduler import Scheduler
 from scheduler.simulated_load import CostModel, Load, report, run_load
-from scheduler.simulated_oracle import EOS, STOP_TOKEN, Oracle
+from scheduler.simulated_oracle import Oracle
+from scheduler.simulated_requests import (
+    BYTES_PER_EMBEDDING,
+    Part,
+    RequestMaker,
+    bring_pixels,
+    random_config,
+    random_encoder,
+    random_pictures,
+)
 
 STEPS_PER_POOL = 200
 MAX_DRAIN_STEPS = 5000
+COUNTERS = (
+    "preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "prompt_tokens",
+    "generation_tokens",
+    "encoder_hits",
+    "images_encoded",
+)
 
 Chosen = TypeVar("Chosen", CostModel, Load, SchedulerConfig)
 
@@ -35,41 +54,33 @@ class Summary:
     preemptions: int = 0
     prefix_hits: int = 0
     generation_tokens: int = 0
+    images_encoded: int = 0
+    encoder_hits: int = 0
+    pixels_missing: int = 0
+    """Requests that were refused because the pixels of an image were not there, and came again."""
     digest: bytes = b""
     """Hash of all plans."""
-
-
-def random_config(random: Random) -> tuple[SchedulerConfig, int, int]:
-    """(config, blocks in the pool, longest sequence): from pools for a few tokens to pools for everything."""
-    max_num_seqs = random.choice((2, 4, 8, 16))
-    block_size = random.choice((1, 2, 4, 8, 16))
-    config = SchedulerConfig(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + random.choice((0, 3, 20, 100)),
-        prefill_share=random.choice((0.01, 0.25, 0.5, 1.0)),
-        block_size=block_size,
-        max_queued_requests=random.choice((0, 8, 40)),
-        max_queued_tokens=random.choice((200, 1000, 100_000)),
-        request_timeout=random.choice((50.0, 1e9, 1e9)),
-        enable_prefix_caching=random.random() < 0.8,
-    )
-    return config, -(-random.choice((48, 100, 200, 400, 2000)) // block_size), random.choice((40, 100, 300))
 
 
 class _World:
     """A scheduler, a runtime and the users of one pool."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, *, with_images: bool) -> None:
         self._random = random
         config, num_blocks, max_model_len = random_config(random)
-        self.scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=max_model_len)
-        self._runtime = FakeRuntime(num_blocks, config.block_size)
+        pictures, encoder = random_pictures(random) if with_images else (), EncoderLimits()
+        if with_images:
+            config, encoder = random_encoder(random, config, pictures)
+        self._config = config
+        self.scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=max_model_len, encoder=encoder)
+        self._runtime = FakeRuntime(num_blocks, config.block_size, whole_spans=encoder.whole_spans)
+        self._users = RequestMaker(random, pictures)
         self._max_total = min(max_model_len, num_blocks * config.block_size)
         self._arrivals = random.choice((0.1, 0.3, 0.5))
         self._now = 0.0
         self._next_id = 0
-        self._live: dict[int, Oracle] = {}
-        self._past_texts = [self._tokens(random.randint(1, 60)) for _ in range(3)]
+        self._live: dict[int, tuple[list[Part], Request, Oracle]] = {}
+        self._something_fails = False
         self._counters_before = self.scheduler.stats()
         self.summary = Summary()
         self._hash = blake2b()
@@ -100,31 +111,42 @@ class _World:
         assert self.summary.accepted == self.summary.finished.total(), "not one terminal event for each request"
         self.summary.preemptions, self.summary.prefix_hits = stats.preemptions, stats.prefix_hits
         self.summary.generation_tokens = stats.generation_tokens
+        self.summary.images_encoded, self.summary.encoder_hits = stats.images_encoded, stats.encoder_hits
         self.summary.digest = self._hash.digest()
         return self.summary
 
     def _execute(self, plan: StepPlan) -> None:
-        for buffer in (plan.token_ids, plan.query_lens, plan.kv_lens, plan.block_tables, plan.sample.rows):
+        random, jobs = self._random, plan.encode
+        for buffer in (plan.token_ids, plan.kv_lens, plan.block_tables, plan.sample.rows, plan.images.rows, jobs.slots):
             self._hash.update(buffer.tobytes())
-        result = self._runtime.execute(plan)
-        if len(result.token_ids) and self._random.random() < 0.01:
-            result.token_ids[self._random.randrange(len(result.token_ids))] = FAILED_TOKEN
+        assert len(plan.token_ids) <= self._config.max_num_batched_tokens, "the step is too large"
+        num_pixels = sum(pixels.num_pixels for pixels in jobs.pixels)
+        assert len(jobs.pixels) <= 1 or num_pixels <= self._config.max_encode_pixels, "too much to encode"
+        failing = (random.choice(jobs.slots),) if jobs.slots and random.random() < 0.02 else ()
+        result = self._runtime.execute(plan, failing)
+        if len(result.token_ids) and random.random() < 0.01:
+            result.token_ids[random.randrange(len(result.token_ids))] = FAILED_TOKEN
+        self._something_fails = bool(failing) or FAILED_TOKEN in result.token_ids
         self._maybe_abort()
         self.scheduler.commit(result, self._now)
+        encoder_bytes = self.scheduler.stats().encoder_bytes
+        assert encoder_bytes == self._runtime.num_embeddings * BYTES_PER_EMBEDDING, "embeddings leaked"
         self._check()
+        self._something_fails = False
 
     def _check(self) -> None:
         """Invariants, events against the oracle, and counters that never fall."""
         self.scheduler.check_invariants()
         for event in self.scheduler.take_events():
-            oracle = self._live[event.seq_id]
+            parts, _, oracle = self._live[event.seq_id]
             oracle.check(event)
+            assert self._something_fails or event.finish_reason is not FinishReason.ERROR, event.message
             if event.finish_reason is not None:
                 del self._live[event.seq_id]
                 self.summary.finished[event.finish_reason] += 1
-                self._past_texts[self._random.randrange(len(self._past_texts))] = oracle.tokens
+                self._users.remember([*parts, *oracle.outputs])
         stats = self.scheduler.stats()
-        for name in ("preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens"):
+        for name in COUNTERS:
             assert getattr(stats, name) >= getattr(self._counters_before, name), f"{name} fell"
         assert stats.prefix_hits <= stats.prefix_queries, "more hits than queries"
         self._counters_before = stats
@@ -136,64 +158,39 @@ class _World:
             assert not self.scheduler.abort(seq_id), "aborted twice"
 
     def _add(self) -> None:
-        request = self._random_request()
+        parts, request = self._users.make(self._next_id, self._now, list(self._live))
         self._next_id += 1
         try:
-            self.scheduler.add(request, self._now)
+            self._submit(request)
         except SchedulerError:
             self.summary.refused += 1
         else:
             self.summary.accepted += 1
-            self._live[request.seq_id] = Oracle(request, self._max_total)
+            self._live[request.seq_id] = parts, request, Oracle(request, self._max_total)
 
-    def _tokens(self, count: int) -> list[int]:
-        return [self._random.randrange(2, 12) for _ in range(count)]
-
-    def _random_request(self) -> Request:
-        """A prompt that often begins like an earlier text, as follow-up turns and shared system prompts do."""
-        random = self._random
-        prompt = self._past_texts[random.randrange(len(self._past_texts))][: random.choice((0, 8, 16, 80))]
-        leader = random.choice(list(self._live)) if self._live and random.random() < 0.2 else None
-        return Request(
-            seq_id=self._next_id,
-            prompt_ids=ints(prompt + self._tokens(random.randint(1, random.choice((4, 30))))),
-            sampling=random_sampling(random),
-            priority=random.choice((0, 0, 0, 1, -1)),
-            deadline=self._now + 10 * random.random() if random.random() < 0.05 else None,
-            cache_salt=random.choice((b"", b"", b"tenant")),
-            leader=leader,
-        )
+    def _submit(self, request: Request) -> None:
+        """Bring the pixels that no live request has brought, sometimes more, rarely fewer; then again with all."""
+        known = {image.key for _, other, _ in self._live.values() for image in other.images.images}
+        needed = {image.key for image in request.images.images} - known
+        without = set() if self._random.random() < 0.3 else known
+        if needed and self._random.random() < 0.1:
+            without = known | {self._random.choice(sorted(needed))}
+        try:
+            self.scheduler.add(bring_pixels(request, without), self._now)
+        except PixelsMissing:
+            assert not needed.isdisjoint(without), "pixels were there"
+            self.summary.pixels_missing += 1
+            self.scheduler.add(bring_pixels(request, set()), self._now)
+        else:
+            assert needed.isdisjoint(without), "accepted without pixels"
 
 
-def random_sampling(random: Random) -> SamplingParams:
-    """Parameters of every kind; numbers are exact in float32."""
-    penalised = random.random() < 0.3
-    return SamplingParams(
-        max_tokens=random.choice((1, 5, 40, 150)),
-        min_tokens=random.choice((0, 0, 5)),
-        temperature=random.choice((0.0, 0.5)),
-        top_k=random.choice((0, 5)),
-        top_p=random.choice((0.5, 1.0)),
-        min_p=random.choice((0.0, 0.25)),
-        seed=random.getrandbits(64),
-        presence_penalty=0.5 if penalised else 0.0,
-        frequency_penalty=random.choice((0.0, 0.25)) if penalised else 0.0,
-        repetition_penalty=random.choice((1.0, 1.5)) if penalised else 1.0,
-        eos_token_ids=random.choice(((), (EOS,))),
-        stop_token_ids=random.choice(((), (STOP_TOKEN,))),
-        logit_bias=random.choice(((), ((7, 2.0), (9, -1.5)))),
-        bad_words=random.choice(((), ((5,), (6, 7), (8, 9, 10)))),
-        logprobs=random.choice((-1, -1, 0, 2)),
-        prompt_logprobs=random.choice((-1, -1, -1, 0, 2)),
-    )
-
-
-def simulate(steps: int, seed: int) -> Summary:
+def simulate(steps: int, seed: int, *, with_images: bool = False) -> Summary:
     """At least `steps` random steps over pools and limits of many sizes. Raises AssertionError at the first fault."""
     random = Random(seed)
     total, digest = Summary(), blake2b()
     while total.steps < steps:
-        world = _World(random)
+        world = _World(random, with_images=with_images)
         for _ in range(min(STEPS_PER_POOL, steps - total.steps)):
             world.step(arrivals=True)
         summary = world.finish()
@@ -204,6 +201,9 @@ def simulate(steps: int, seed: int) -> Summary:
         total.preemptions += summary.preemptions
         total.prefix_hits += summary.prefix_hits
         total.generation_tokens += summary.generation_tokens
+        total.images_encoded += summary.images_encoded
+        total.encoder_hits += summary.encoder_hits
+        total.pixels_missing += summary.pixels_missing
         digest.update(summary.digest)
     total.digest = digest.digest()
     return total

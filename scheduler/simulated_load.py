@@ -4,10 +4,12 @@ from dataclasses import dataclass, field
 from random import Random
 
 from scheduler.config import SchedulerConfig
+from scheduler.encoder_cache import EncoderLimits
 from scheduler.fake_runtime import FakeRuntime
 from scheduler.plan import StepPlan, ints
 from scheduler.request import FinishReason, QueueFull, Request, SamplingParams
 from scheduler.scheduler import Scheduler
+from scheduler.simulated_requests import Part, Picture, bring_pixels, lay_out
 from scheduler.stats import SchedulerStats
 
 
@@ -19,10 +21,14 @@ class CostModel:
     token_seconds: float = field(default=0.003, metadata={"help": "of each token computed"})
     pair_seconds: float = field(default=1.4e-6, metadata={"help": "of each pair of a query and a key that it reads"})
 
+    pixel_seconds: float = field(default=5e-6, metadata={"help": "of each pixel of an image that is encoded"})
+
     def seconds(self, plan: StepPlan) -> float:
         """Duration of a step."""
         pairs = sum(query * kv for query, kv in zip(plan.query_lens, plan.kv_lens, strict=True))
-        return self.step_seconds + self.token_seconds * len(plan.token_ids) + self.pair_seconds * pairs
+        pixels = sum(image.num_pixels for image in plan.encode.pixels)
+        linear = self.step_seconds + self.token_seconds * len(plan.token_ids) + self.pixel_seconds * pixels
+        return linear + self.pair_seconds * pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +40,11 @@ class Load:
     prompt_tokens: int = field(default=128, metadata={"help": "mean prompt length"})
     shared_tokens: int = field(default=0, metadata={"help": "tokens at the beginning of a prompt that all share"})
     output_tokens: int = field(default=64, metadata={"help": "mean output length"})
+    images: int = field(default=0, metadata={"help": "images at the beginning of each prompt, after the shared tokens"})
+    different_images: int = field(default=1000, metadata={"help": "how many images there are to choose from"})
+    image_tokens: int = field(default=256, metadata={"help": "embeddings of an image"})
+    image_pixels: int = field(default=50176, metadata={"help": "pixels of an image, as the tower is given it"})
+    cached_images: int = field(default=64, metadata={"help": "images whose embeddings fit into the encoder cache"})
     num_blocks: int = field(default=4096, metadata={"help": "KV blocks in the pool"})
     max_model_len: int = field(default=8192, metadata={"help": "longest sequence in tokens"})
     seed: int = field(default=0, metadata={"help": "of arrivals and lengths"})
@@ -70,15 +81,25 @@ def _arrivals(load: Load) -> list[tuple[float, Request]]:
         now += random.expovariate(load.rate)
         own = max(1, round(random.expovariate(1 / load.prompt_tokens)))
         max_tokens = max(1, round(random.expovariate(1 / load.output_tokens)))
-        prompt = (shared + [random.randrange(2, 1000) for _ in range(own)])[: load.max_model_len - 1]
+        pictures = [_picture(load, random.randrange(load.different_images)) for _ in range(load.images)]
+        most = load.max_model_len - 1 - load.images * (load.image_tokens - 1)
+        text = [random.randrange(2, 1000) for _ in range(own)]
+        parts: list[Part] = [*shared, *pictures, *text]
+        ids, images = lay_out(parts[:most])
         sampling = SamplingParams(max_tokens=max_tokens)
-        arrivals.append((now, Request(seq_id=seq_id, prompt_ids=ints(prompt), sampling=sampling)))
+        request = Request(seq_id=seq_id, prompt_ids=ints(ids), sampling=sampling, images=images)
+        arrivals.append((now, bring_pixels(request, set())))
     return arrivals
+
+
+def _picture(load: Load, number: int) -> Picture:
+    return Picture(number.to_bytes(32), (load.image_tokens,), load.image_pixels)
 
 
 def run_load(config: SchedulerConfig, cost: CostModel, load: Load) -> LoadResult:
     """Serve the load to its end."""
-    scheduler = Scheduler(config, num_blocks=load.num_blocks, max_model_len=load.max_model_len)
+    encoder = EncoderLimits(cache_bytes=load.cached_images * load.image_tokens, bytes_per_embedding=1)
+    scheduler = Scheduler(config, num_blocks=load.num_blocks, max_model_len=load.max_model_len, encoder=encoder)
     runtime = FakeRuntime(load.num_blocks, config.block_size)
     pending = _arrivals(load)[::-1]
     timings: dict[int, Timing] = {}
@@ -133,4 +154,6 @@ def report(result: LoadResult) -> str:
         f"{stats.generation_tokens / result.seconds:.1f} tokens/s, {len(timings) / result.seconds:.2f} requests/s",
         f"{stats.preemptions} preemptions, {hit_rate:.0%} of looked-up prompt tokens found in the prefix cache",
     ]
+    if stats.images_encoded:
+        lines.append(f"{stats.images_encoded} images encoded, {stats.encoder_hits} found encoded")
     return "\n".join(lines)

@@ -12,8 +12,9 @@ from scheduler.fake_runtime import FakeRuntime
 from scheduler.plan import SampleRows, StepPlan, ints
 from scheduler.request import FinishReason, Request
 from scheduler.scheduler import Scheduler
-from scheduler.simulate import random_sampling, simulate
+from scheduler.simulate import simulate
 from scheduler.simulated_load import CostModel, Load, report, run_load
+from scheduler.simulated_requests import random_sampling
 from tests.scheduler.driving import ask, outputs
 
 
