@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.config import ModelConfig
-from model_runtime.images import tower_matrices
+from model_runtime.images import TowerKernels
 from model_runtime.ops.registry import Ops
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.safetensors_source import read_json
@@ -89,5 +89,5 @@ def load_image_side(side: ImageSide, ops: Ops, device: torch.device, progress: C
     except VisionWeightsError as error:
         raise CheckpointError(str(error)) from None
     weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in parameters.values())
-    encoder = ImageEncoder(side.tower, parameters, tower_matrices(ops))
+    encoder = ImageEncoder(side.tower, parameters, TowerKernels(ops))
     return LoadedVision(encoder=encoder, table_CV=side.table_CV.to(device), weight_bytes=weight_bytes)

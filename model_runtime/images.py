@@ -14,26 +14,33 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import ImageRows
-from model_runtime.ops.registry import Ops
+from model_runtime.ops.registry import Activation, Ops
 from scheduler.plan import ImagePixels, StepPlan, ints
 from vision.encoder.inputs import image_input
 from vision.encoder.model import ImageEncoder, ImageFeatures
-from vision.encoder.parameters import Matrix, Pack
+from vision.encoder.parameters import Matrix
 
 
-def tower_matrices(ops: Ops) -> Pack:
-    """The matrices of a tower, packed in their storage type and multiplied by these operations: with the compiled ones
-    an image's embeddings are the same bit for bit whatever is encoded beside it and by however many threads."""
+class TowerKernels:
+    """A tower computed with the operations of the language model, its matrices packed in their storage type. With the
+    compiled ones an image's embeddings are the same bit for bit whatever is encoded beside it and by however many
+    threads."""
 
-    def pack(weight_NK: Tensor, bias_N: Tensor | None) -> Matrix:
-        packed = ops.pack(weight_NK)
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def matrix(self, weight_NK: Tensor, bias_N: Tensor | None) -> Matrix:
+        """See `vision.encoder.parameters.Kernels`."""
+        packed = self._ops.pack(weight_NK)
 
         def matrix(x_TK: Tensor) -> Tensor:
-            return ops.linear(x_TK, packed, bias_N)
+            return self._ops.linear(x_TK, packed, bias_N)
 
         return matrix
 
-    return pack
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        """See `vision.encoder.parameters.Kernels`."""
+        return self._ops.activate(x, activation)
 
 
 class ImageStore:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate, rms_norm
 
-from vision.encoder.block import ACTIVATIONS
 from vision.encoder.parameters import Parameters
 from vision.tower_config import MergeConfig, PoolConfig
 
@@ -49,7 +48,7 @@ class MergeProjector:
         projected = self.parameters.linear(merged, f"{self.name}.first")
         if config.keys.second is None:
             return projected
-        return self.parameters.linear(ACTIVATIONS[config.activation](projected), f"{self.name}.second")
+        return self.parameters.linear(self.parameters.activate(projected, config.activation), f"{self.name}.second")
 
     def forward_grid(self, x_BHWC: Tensor) -> Tensor:
         """[B, H, W, C] -> [B, N, O]; H and W are multiples of merge_size."""

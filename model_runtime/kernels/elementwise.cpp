@@ -1,5 +1,5 @@
 // The operations that treat every row by itself: embedding, norms, rotary embedding with the write to the KV cache, and
-// the gated activation. Sums over a row use eight lanes twice and are folded in a fixed order.
+// activations, gated or not. Sums over a row use eight lanes twice and are folded in a fixed order.
 #include <algorithm>
 #include <cmath>
 
@@ -35,6 +35,41 @@ INLINE v8 silu(v8 x) { return x / (1.0f + exp_v8(-x)); }
 INLINE v8 gelu_tanh(v8 x) {
     const v8 twice = x * fused(x * x, splat<v8>(0.07135481282f), splat<v8>(1.5957691216f));
     return x / (1.0f + exp_v8(-twice));
+}
+
+INLINE v8 quick_gelu(v8 x) { return x / (1.0f + exp_v8(splat<v8>(-1.702f) * x)); }
+
+// The error function within 2 ulp: a polynomial near zero, 1 - e^polynomial further out.
+INLINE v8 erf(v8 x) {
+    const i8 sign = bit_copy<i8>(x) & int32_t(0x80000000);
+    const v8 t = bit_copy<v8>(bit_copy<i8>(x) & 0x7fffffff), s = x * x;
+    v8 far = fused(splat<v8>(-1.72853470e-5f), t, splat<v8>(3.83197126e-4f));
+    far = fused(far, s, fused(splat<v8>(-3.88396438e-3f), t, splat<v8>(2.42546219e-2f)));
+    for (const float c : {-1.06777877e-1f, -6.34846687e-1f, -1.28717512e-1f}) far = fused(far, t, splat<v8>(c));
+    far = 1.0f - exp_v8(fused(far, t, -t));
+    v8 near = splat<v8>(-5.96761703e-4f);
+    for (const float c : {4.99119423e-3f, -2.67681349e-2f, 1.12819925e-1f, -3.76125336e-1f, 1.28379166e-1f})
+        near = fused(near, s, splat<v8>(c));
+    // beyond 10 the polynomial is of no use, and the function is 1; NaN compares false and takes the near branch
+    far = select(t > 10.0f, splat<v8>(1.0f), far);
+    return select(t > 0.927734375f, bit_copy<v8>(bit_copy<i8>(far) | sign), fused(near, x, x));
+}
+
+INLINE v8 gelu(v8 x) { return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f)); }
+
+// y = activation(x) for `count` numbers.
+template <v8 activation(v8)> void activate(const float* x, int64_t count, float* y) {
+    constexpr int64_t PIECE = 1024;
+    for_rows((count + PIECE - 1) / PIECE, count * 4, [=](int64_t piece) {
+        const int64_t end = std::min(count, (piece + 1) * PIECE);
+        int64_t i = piece * PIECE;
+        for (; i + 8 <= end; i += 8) store(y + i, activation(load<v8>(x + i)));
+        if (i == end) return;
+        float tail[8] = {};
+        std::copy_n(x + i, end - i, tail);
+        store(tail, activation(load<v8>(tail)));
+        std::copy_n(tail, end - i, y + i);
+    });
 }
 
 // y[rows][F] = activation(first F numbers of a row) * its last F.
@@ -106,6 +141,14 @@ void fl_silu_mul(const float* gate_up, int64_t rows, int64_t F, float* y) { gate
 
 void fl_gelu_tanh_mul(const float* gate_up, int64_t rows, int64_t F, float* y) {
     gate_rows<gelu_tanh>(gate_up, rows, F, y);
+}
+
+// kind: 0 gelu, 1 gelu with tanh, 2 quick gelu, 3 silu.
+void fl_activate(const float* x, int64_t kind, int64_t count, float* y) {
+    if (kind == 0) activate<gelu>(x, count, y);
+    if (kind == 1) activate<gelu_tanh>(x, count, y);
+    if (kind == 2) activate<quick_gelu>(x, count, y);
+    if (kind == 3) activate<silu>(x, count, y);
 }
 
 // key [blocks][G][D][B], value [blocks][G][B][D]; cos and sin [P][R / 2].

@@ -26,6 +26,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "qk_norm": (None, (P, P, P, F, N, N, N, N)),
     "silu_mul": (None, (P, N, N, P)),
     "gelu_tanh_mul": (None, (P, N, N, P)),
+    "activate": (None, (P, N, N, P)),
     "rope_and_cache": (N, (P, P, P, N, N, N, P, P, P, P, N, N, N, N, N, N)),
     "paged_attention": (N, (P, P, P, P, P, P, P, P, P, N, N, N, N, N, F, N)),
 }
@@ -44,6 +45,7 @@ class Library:
     qk_norm: Callable[..., Any]
     silu_mul: Callable[..., Any]
     gelu_tanh_mul: Callable[..., Any]
+    activate: Callable[..., Any]
     rope_and_cache: Callable[..., Any]
     paged_attention: Callable[..., Any]
 

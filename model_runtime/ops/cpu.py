@@ -8,7 +8,7 @@ in the kernels.
 Legend: see `registry`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -16,12 +16,14 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.registry import HeadShape, PackedWeight, RopeTable, register
+from model_runtime.ops.registry import Activation, HeadShape, PackedWeight, RopeTable, register
 
 PANEL = 16
 """Output features of a packed panel."""
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How the kernels number the storage types."""
+ACTIVATIONS: Mapping[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "silu": 3}
+"""How the kernels number the functions."""
 
 
 def _assert_plain(*tensors: Tensor) -> None:
@@ -193,6 +195,15 @@ def _gated(function: Callable[..., None], gate_up_T2F: Tensor) -> Tensor:
     out_TF = torch.empty(num_tokens, width // 2)
     function(gate_up_T2F.data_ptr(), num_tokens, width // 2, out_TF.data_ptr())
     return out_TF
+
+
+@register("activate", "cpu")
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """The function of every number."""
+    _assert_plain(x)
+    out = torch.empty_like(x)
+    library().activate(x.data_ptr(), ACTIVATIONS[activation], x.numel(), out.data_ptr())
+    return out
 
 
 def _assert_heads(qkv_TE: Tensor, shape: HeadShape) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.registry import HeadShape, PackedWeight, RopeTable, register
+from model_runtime.ops.registry import Activation, HeadShape, PackedWeight, RopeTable, register
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -99,6 +99,18 @@ def gelu_tanh_mul(gate_up_T2F: Tensor) -> Tensor:
     """[T, F] = gelu(gate) * up, gelu(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
     gate_TF, up_TF = gate_up_T2F.to(_wide(gate_up_T2F.dtype)).chunk(2, dim=-1)
     return (torch.nn.functional.gelu(gate_TF, approximate="tanh") * up_TF).to(gate_up_T2F.dtype)
+
+
+@register("activate", "any")
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """gelu(x) is x times the normal distribution's function of x, or that with tanh."""
+    wide = x.to(_wide(x.dtype))
+    if activation == "silu":
+        return torch.nn.functional.silu(wide).to(x.dtype)
+    if activation == "quick_gelu":
+        return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
+    approximate = "tanh" if activation == "gelu_tanh" else "none"
+    return torch.nn.functional.gelu(wide, approximate=approximate).to(x.dtype)
 
 
 def _split_heads(qkv_TE: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:

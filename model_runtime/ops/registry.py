@@ -10,12 +10,14 @@ E = (H + 2 G) D, F intermediate features, P positions of the rope table, R rotat
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
+
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,8 @@ class Ops:
     """[T, 2 F] -> [T, F] = silu(first half) * second half."""
     gelu_tanh_mul: Callable[[Tensor], Tensor]
     """[T, 2 F] -> [T, F] = gelu(first half) * second half, gelu by its approximation with tanh (arXiv 1606.08415)."""
+    activate: Callable[[Tensor, Activation], Tensor]
+    """(x of any shape, which function) -> the function of every number. quick_gelu is x / (1 + exp(-1.702 x))."""
 
 
 Function = TypeVar("Function", bound=Callable[..., object])

@@ -1,6 +1,7 @@
 """Every registered implementation of every operation against the reference in float64."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops import load_ops
-from model_runtime.ops.registry import HeadShape, Ops, implementations
+from model_runtime.ops.registry import Activation, HeadShape, Ops, implementations
 from tests.model_runtime.op_cases import (
     CPU,
     STORAGE_TYPES,
@@ -125,6 +126,20 @@ def test_gelu_tanh_mul_at_the_ends_of_the_range(ops: Ops) -> None:
     assert torch.equal(out[[0, 2, 4, 6, 8]], gate[0, [0, 2, 4, 6, 8]])
     assert out[[1, 3, 7]].abs().max() < 1e-7
     assert out[5].isnan()
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_activate(ops: Ops, activation: Activation) -> None:
+    x = torch.cat([torch.linspace(-9, 9, 100_003), torch.tensor([0.0, 1e-20, 0.927734375, 1.312, -1.312])])
+    exact = EXACT.activate(x.double(), activation)
+    error = (ops.activate(x, activation).double() - exact).abs() / x.abs().clamp_min(1e-30)
+    assert error.max() <= 5e-7
+    assert ops.activate(x[:12].view(3, 2, 2), activation).shape == (3, 2, 2)
+    ends = torch.tensor([-1e30, -1e4, 1e4, 1e30, float("nan")])
+    out = ops.activate(ends, activation)
+    assert torch.equal(out[2:4], ends[2:4])
+    assert out[:2].abs().max() < 1e-7
+    assert out[4].isnan()
 
 
 # Operations on heads and the KV cache

@@ -3,13 +3,14 @@ place in the batch, the cut of the prompt into steps, the blocks it lies in, or 
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from model_runtime.ops import set_threads
-from model_runtime.ops.registry import HeadShape, Ops
+from model_runtime.ops.registry import Activation, HeadShape, Ops
 from tests.model_runtime.op_cases import (
     STORAGE_TYPES,
     Span,
@@ -52,6 +53,19 @@ def test_a_row_of_the_row_operations_is_the_same_in_every_batch(threads: None) -
         alone = torch.cat([operation(x[i : i + 1]) for i in range(len(x))])
         for rows in (2, 3, 17, 40, 300):
             assert torch.equal(operation(x[:rows]), alone[:rows])
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_a_number_is_activated_alike_wherever_it_stands(activation: Activation) -> None:
+    """In torch it depends on whether a vector or the rest of one holds it."""
+    ops, x, before = compiled(), randn(100_003) * 3, torch.get_num_threads()
+    whole = ops.activate(x, activation)
+    for threads in (1, 2, 3):
+        set_threads(threads)
+        assert torch.equal(ops.activate(x, activation), whole)
+        for start, stop in ((1, 8), (5, 5000), (1023, 1033), (3, 100_003)):
+            assert torch.equal(ops.activate(x[start:stop].clone(), activation), whole[start:stop])
+    set_threads(before)
 
 
 def run_layer(

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 from vision.encoder.hf_json import Json
 from vision.encoder.model import ImageEncoder, ImageFeatures, ImageInput
+from vision.encoder.parameters import PlainKernels
 from vision.encoder.readers import read_vision
 from vision.weights import load_vision, vision_key
 
@@ -74,7 +75,7 @@ def make_encoder(model: PreTrainedModel, folder: Path) -> ImageEncoder:
     """The encoder under test with the model's weights, every one of which it must use."""
     config, tensors = vision_tensors(model, folder)
     read = read_vision(config, TEXT_HIDDEN_SIZE)
-    return ImageEncoder(read, load_vision(read, tensors))
+    return ImageEncoder(read, load_vision(read, tensors), PlainKernels())
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:

@@ -1,38 +1,19 @@
-"""The transformer block that all image towers share, and the small functions it is made of.
+"""The transformer block that all image towers share.
 
 Called by the towers beside it. Engine and worker processes.
 
 Legend: T tokens, C hidden size, I intermediate size, H heads, D head width.
 """
 
-from collections.abc import Callable, Mapping
-
-import torch
 from torch import Tensor
-from torch.nn.functional import gelu, rms_norm, silu
+from torch.nn.functional import rms_norm
 
 from vision.encoder.attention import Attend
 from vision.encoder.parameters import Parameters
 from vision.encoder.rope2d import Rope, rotate
-from vision.tower_config import Activation, BlockConfig
+from vision.tower_config import BlockConfig
 
 QK_NORM_EPS = 1e-6
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return gelu(x, approximate="tanh")
-
-
-def _quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": gelu,
-    "gelu_tanh": _gelu_tanh,
-    "quick_gelu": _quick_gelu,
-    "silu": silu,
-}
 
 
 class Block:
@@ -53,13 +34,13 @@ class Block:
         return parameters.linear(attend(q_THD, k_THD, v_THD).flatten(1), f"{self.name}.out")
 
     def _mlp(self, x_TC: Tensor) -> Tensor:
-        activation = ACTIVATIONS[self.config.activation]
+        activation = self.config.activation
         hidden = self.parameters.linear(x_TC, f"{self.name}.mlp_in")
         if self.config.gated:
             gate_TI, up_TI = hidden.chunk(2, dim=-1)
-            hidden_TI = activation(gate_TI) * up_TI
+            hidden_TI = self.parameters.activate(gate_TI, activation) * up_TI
         else:
-            hidden_TI = activation(hidden)
+            hidden_TI = self.parameters.activate(hidden, activation)
         return self.parameters.linear(hidden_TI, f"{self.name}.mlp_out")
 
     def _branch(self, x_TC: Tensor, number: int) -> Tensor:

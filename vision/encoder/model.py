@@ -2,7 +2,7 @@
 
 Made from `readers.read_vision` and `weights.load_vision`; the runner calls `encode` with the image jobs of a step, in
 the engine and worker processes. Holds weights, keeps no state; what an image becomes does not depend on its neighbours,
-bit for bit if that holds for the matrices that it is given.
+bit for bit if that holds for the kernels that it is given.
 
 Legend: B tiles of an image, H and W sides in pixels, T patches, K numbers in a patch, P patches of a tile, N vectors of
 an image, F width of the tower's features, O width of the language model.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vision.encoder.fixed_grid import FixedGridTower, patchify
 from vision.encoder.packed import Grid, PackedTower
-from vision.encoder.parameters import Pack, Parameters, pack_parameters, plain
+from vision.encoder.parameters import Kernels, Parameters, pack_parameters
 from vision.projector import MergeProjector, PoolProjector, merge_cells, pack_tiles
 from vision.tower_config import FixedGridConfig, MergeConfig, PackedConfig, TilesConfig, VisionTowerConfig
 
@@ -164,11 +164,11 @@ class _PackedEncoder:
 class ImageEncoder:
     """Tower and projector of one checkpoint."""
 
-    def __init__(self, config: VisionTowerConfig, tensors: dict[str, Tensor], pack: Pack = plain) -> None:
+    def __init__(self, config: VisionTowerConfig, tensors: dict[str, Tensor], kernels: Kernels) -> None:
         """Tensors as `weights.load_vision` returns them, in the checkpoint's dtype; they are taken out of the
-        dictionary. `pack` makes their matrices; everything is computed in float32 on their device."""
+        dictionary. Everything is computed in float32 on their device."""
         self.config = config
-        parameters = pack_parameters(tensors, pack)
+        parameters = pack_parameters(tensors, kernels)
         self._encoder: _FixedGridEncoder | _PackedEncoder
         if isinstance(config.tower, FixedGridConfig):
             self._encoder = _FixedGridEncoder(config, config.tower, parameters)

@@ -1,36 +1,57 @@
 """The weights of a tower and its projector as they compute: vectors in float32, matrices as functions.
 
 Made by `model.ImageEncoder` from what `weights.load_vision` returns, read by the towers and projectors. Engine and
-worker processes. What multiplies a matrix is given from outside, since `vision` knows no kernels: the runtime gives one
-whose result for a row does not depend on the other rows or on the number of threads, the tests plain torch.
+worker processes. Products of matrices and activations are given from outside, since `vision` has no kernels: in torch
+both depend on where in a tensor a number stands and on the number of threads, in the runtime's they do not.
 
 Legend: T rows, K input and N output features, C width of a vector.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, rms_norm
+from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 
-from vision.tower_config import Norm
+from vision.tower_config import Activation, Norm
 
 Matrix = Callable[[Tensor], Tensor]
 """Contiguous float32 [T, K] -> [T, N]: x times the transposed weight, plus the bias if there is one."""
 
-Pack = Callable[[Tensor, Tensor | None], Matrix]
-"""Weight [N, K] as the checkpoint stores it, contiguous, and bias [N] float32 -> the matrix."""
+
+class Kernels(Protocol):
+    """What a tower is computed with, beside plain torch."""
+
+    def matrix(self, weight_NK: Tensor, bias_N: Tensor | None) -> Matrix:
+        """From a weight as the checkpoint stores it, contiguous, and a float32 bias."""
+        ...
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        """The function of every number of a contiguous float32 tensor."""
+        ...
 
 
-def plain(weight_NK: Tensor, bias_N: Tensor | None) -> Matrix:
-    """A matrix of plain torch, float32."""
-    wide_NK = weight_NK.float()
+class PlainKernels:
+    """Plain torch in float32."""
 
-    def matrix(x_TK: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x_TK, wide_NK, bias_N)
+    def matrix(self, weight_NK: Tensor, bias_N: Tensor | None) -> Matrix:
+        """See `Kernels`."""
+        wide_NK = weight_NK.float()
 
-    return matrix
+        def matrix(x_TK: Tensor) -> Tensor:
+            return torch.nn.functional.linear(x_TK, wide_NK, bias_N)
+
+        return matrix
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        """See `Kernels`."""
+        if activation == "silu":
+            return silu(x)
+        if activation == "quick_gelu":
+            return x * torch.sigmoid(1.702 * x)
+        return gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +61,16 @@ class Parameters:
     vectors: Mapping[str, Tensor]
     """float32: norms, positions, tokens, scales."""
     matrices: Mapping[str, Matrix]
+    kernels: Kernels
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """[.., K] -> [.., N] by the matrix of this name."""
         out_TN = self.matrices[name](x.reshape(-1, x.shape[-1]).contiguous())
         return out_TN.reshape(*x.shape[:-1], out_TN.shape[-1])
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        """The function of every number."""
+        return self.kernels.activate(x.contiguous(), activation)
 
     def normed(self, x: Tensor, name: str, norm: Norm, eps: float) -> Tensor:
         """[.., C] -> [.., C]: layer norm or RMS norm by the vectors of this name."""
@@ -54,7 +80,7 @@ class Parameters:
         return layer_norm(x, weight_C.shape, weight_C, self.vectors[f"{name}.bias"], eps)
 
 
-def pack_parameters(tensors: dict[str, Tensor], pack: Pack) -> Parameters:
+def pack_parameters(tensors: dict[str, Tensor], kernels: Kernels) -> Parameters:
     """Takes the tensors out of the dictionary one by one, so that no more than one of them exists in both forms.
 
     Every `.weight` of two or more axes is a matrix, a convolution's weight [C, channels, ..] as [C, K]; so is Gemma 3's
@@ -68,10 +94,10 @@ def pack_parameters(tensors: dict[str, Tensor], pack: Pack) -> Parameters:
         tensor = tensors.pop(name)
         base, _, ending = name.rpartition(".")
         if ending == "matrix":
-            matrices[name] = pack(tensor.T.contiguous(), None)
+            matrices[name] = kernels.matrix(tensor.T.contiguous(), None)
         elif ending == "weight" and tensor.dim() > 1:
             bias_N = tensors.pop(f"{base}.bias", None)
-            matrices[base] = pack(tensor.flatten(1).contiguous(), None if bias_N is None else bias_N.float())
+            matrices[base] = kernels.matrix(tensor.flatten(1).contiguous(), None if bias_N is None else bias_N.float())
         else:
             vectors[name] = tensor.float()
-    return Parameters(vectors, matrices)
+    return Parameters(vectors, matrices, kernels)

@@ -43,7 +43,9 @@ def axial_rope(positions_T2: Tensor, head_dim: int, theta: float, axial: Axial) 
     else:
         angles = torch.cat([row_angles, column_angles], dim=-1)
         angles_TD = torch.cat([angles, angles], dim=-1)
-    return Rope(angles_TD.cos(), angles_TD.sin(), axial == "interleaved")
+    # in float64, since torch's float32 results depend on where in the tensor a number stands
+    wide_TD = angles_TD.double()
+    return Rope(wide_TD.cos().float(), wide_TD.sin().float(), axial == "interleaved")
 
 
 def rotate(x_THD: Tensor, rope: Rope) -> Tensor:
