@@ -30,16 +30,34 @@ class PoolSize:
 def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
     """Peak of temporary tensors in a step of `tokens` tokens of which `rows` are sampled.
 
-    A layer holds the residual stream, its norm and a block's output, and either fused q, k, v with the mixed heads or
-    gate, up and their product; all through, the step's own table of rotations if the model has M-RoPE. The logits come
-    when the layers are done, with the last hidden states still there.
+    A layer holds the residual stream, its norm and a block's output, and what attention or the feed-forward block
+    takes; all through, the step's own table of rotations if the model has M-RoPE. The logits come when the layers are
+    done, with the last hidden states still there.
     """
-    query = config.num_heads * config.head_dim
-    qkv = query + 2 * config.num_kv_heads * config.head_dim
     table = config.rope.rotary_dim if config.rope.mrope_sections else 0
-    layer = tokens * (table + 3 * config.hidden_size + max(qkv + query, 3 * config.intermediate_size))
+    layer = tokens * (table + 3 * config.hidden_size + max(_attention_floats(config), _feed_forward_floats(config)))
     head = tokens * config.hidden_size + rows * config.vocab_size * SAMPLER_FLOATS
     return FLOAT_BYTES * max(layer, head)
+
+
+def _attention_floats(config: ModelConfig) -> int:
+    """Of a token: fused q, k, v and the mixed heads. Latent attention makes queries, then keys and values, from a short
+    vector and its norm, before it puts them there."""
+    query = config.num_heads * config.head_dim
+    if config.latent is None:
+        return 2 * query + 2 * config.num_kv_heads * config.head_dim
+    latent, rotated = config.latent, config.rope.rotary_dim
+    made = config.num_heads * (config.head_dim - rotated + latent.value_dim) + 2 * latent.latent_rank + rotated
+    return 3 * query + max(latent.query_rank + max(query, latent.query_rank), made)
+
+
+def _feed_forward_floats(config: ModelConfig) -> int:
+    """Of a token: gate, up and their product. All tokens may choose the same expert, which takes a copy of them and has
+    an output of its own."""
+    if config.experts is None:
+        return 3 * config.intermediate_size
+    widest = max(config.intermediate_size, config.experts.shared_size)
+    return max(3 * widest, 3 * config.experts.intermediate_size + 2 * config.hidden_size)
 
 
 def rope_bytes(config: ModelConfig) -> int:

@@ -68,14 +68,19 @@ class LatentAttentionBlock:
 
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:
         """[T, C] -> [T, C]; writes the step's keys and values to their slots in `kv`."""
+        mixed_TX = self._mixed(ops, x_TC, rope, batch, kv)
+        mixed_THV = mixed_TX.view(-1, self.shape.num_heads, self.shape.head_dim)[..., : self.latent.value_dim]
+        return _linear(ops, mixed_THV.flatten(1), self.output)
+
+    def _mixed(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:
+        """[T, H D]: mixed values, zeros behind each head's."""
         num_heads, head_dim = self.shape.num_heads, self.shape.head_dim
         qkv_T3HD = x_TC.new_empty(x_TC.shape[0], 3 * num_heads, head_dim)
         self._fill_queries(ops, x_TC, qkv_T3HD[:, :num_heads])
         self._fill_keys_and_values(ops, x_TC, qkv_T3HD[:, num_heads : 2 * num_heads], qkv_T3HD[:, 2 * num_heads :])
         qkv_TE = qkv_T3HD.flatten(1)
         ops.rope_and_cache(qkv_TE, rope, batch, kv, self.shape)
-        mixed_THD = ops.paged_attention(qkv_TE, kv, batch, self.shape, self.scale, 0).view(-1, num_heads, head_dim)
-        return _linear(ops, mixed_THD[..., : self.latent.value_dim].flatten(1), self.output)
+        return ops.paged_attention(qkv_TE, kv, batch, self.shape, self.scale, 0)
 
     def _fill_queries(self, ops: Ops, x_TC: Tensor, query_THD: Tensor) -> None:
         if self.query_down is not None:

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import profile
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
+from model_runtime.batch import make_batch
 from model_runtime.blocks.moe import route
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import Experts, LatentAttention
 from model_runtime.hf_config import read_hf_config
+from model_runtime.memory import activation_bytes
 from model_runtime.ops import load_ops, set_threads
 from model_runtime.weights.errors import CheckpointError
 from tests.checkpoints import VOCAB_SIZE
@@ -160,6 +163,31 @@ def test_a_sequence_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
             assert torch.equal(got[index], expected), f"prompt {index} in chunks of {chunk}"
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"q_lora_rank": 512, "v_head_dim": 8},
+        {"kv_lora_rank": 256, "v_head_dim": 24},
+        {"moe_intermediate_size": 512, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4},
+    ],
+)
+def test_activations_are_as_planned(tmp_path: Path, overrides: dict[str, object]) -> None:
+    """The largest sum of living tensors in a step is what memory was planned for, within 10 %: queries, keys and
+    values, or an expert that all tokens choose."""
+    make_model(overrides).save_pretrained(tmp_path)
+    decoder = load_model(tmp_path, load_ops(DEVICE, "auto"), DEVICE, lambda fraction: None).decoder
+    (prompt,), living, peak = prompts_of((200,)), 0, 0
+    run = PagedRun(decoder)
+    batch = make_batch(run.plan({0: prompt}), run.block_size, DEVICE)
+    with torch.inference_mode(), profile(profile_memory=True) as events:
+        decoder.forward(batch, run.kv)
+    for event in events.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            living += event.nbytes()
+            peak = max(peak, living)
+    assert peak == pytest.approx(activation_bytes(decoder.config, 200, 0), rel=0.1)
+
+
 EXPERTS = Experts(
     first_layer=0,
     num_experts=12,
@@ -203,7 +231,7 @@ def test_shares_hold_every_pair_once() -> None:
     routed = route(load_ops(DEVICE, "reference"), logits_TN, torch.zeros(12), EXPERTS)
     dense_TN, experts = torch.zeros(50, 12), []
     for expert, row_P, weight_P1 in routed.shares():
-        assert torch.equal(row_P, row_P.unique())
+        assert torch.equal(row_P, torch.unique(row_P))
         dense_TN[row_P, expert] += weight_P1[:, 0]
         experts.append(expert)
     assert experts == sorted(set(experts))
