@@ -30,6 +30,8 @@ class Preprocessor:
     around: tuple[str, str] = ("", "")
     """Text before and after each placeholder, to be put in before the prompt is tokenized: it merges with its
     neighbours."""
+    has_mrope: bool = False
+    """Whether the model wants the row and the column of each embedding in its picture; the markup is `Patches` then."""
     several: tuple[Recipe, Markup] | None = None
     """Recipe and markup where a request has more than one image, if the family has them apart."""
 
@@ -181,7 +183,7 @@ def _qwen(source: _Source) -> Preprocessor:
             f"patch, merge and temporal size are {recipe.patch}, {recipe.merge}, {recipe.temporal}, "
             f"but the tower takes {patch}, {merge}, {temporal}"
         )
-    return source.build(recipe, Patches(unit=patch * merge))
+    return replace(source.build(recipe, Patches(unit=patch * merge)), has_mrope=True)
 
 
 def _kimi(source: _Source) -> Preprocessor:

@@ -62,7 +62,8 @@ class ImageMarkup:
         if len(expansion.ids) >= max_model_len:
             raise context_overflow(len(expansion.ids), max_model_len)
         positions, delta = ints(), 0
-        if isinstance(markup, Patches):
+        if self._preprocessor.has_mrope:
+            assert isinstance(markup, Patches), "rows and columns of embeddings are those of patches"
             positions, delta = _rope_positions(expansion, [markup.grid(image.layout) for image in images])
         return ChatPrompt(
             ids=ints(expansion.ids),
