@@ -34,17 +34,17 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer() -> Tokenizer:
-    """Specials, then one token per byte, then the beginnings of "hello"."""
+def make_tokenizer(*more: str, template: str = TEMPLATE) -> Tokenizer:
+    """Specials, then one token per byte, then the beginnings of "hello", then `more` specials."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = [*SPECIALS, *alphabet, *WORDS]
+    tokens = [*SPECIALS, *alphabet, *WORDS, *more]
     merges = [("h", "e"), ("he", "l"), ("hel", "l"), ("hell", "o")]
     fast = tokenizers.Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merges))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
-    fast.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    fast.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*SPECIALS, *more)])
     source = TokenizerSource(
-        fast=fast, tokens=tokens, chat_template=TEMPLATE, special_variables={"eos_token": SPECIALS[EOS]}
+        fast=fast, tokens=tokens, chat_template=template, special_variables={"eos_token": SPECIALS[EOS]}
     )
     return Tokenizer(source)
 
