@@ -74,9 +74,11 @@ def _open_folder(path: Path) -> _Opened:
 
 
 def _ignorable(config: ModelConfig, key: str) -> bool:
-    """Tensors that carry nothing: frequencies that the config determines, and a copy of the tied embedding."""
+    """Tensors that carry nothing: frequencies that the config determines, a copy of the tied embedding, and layers for
+    drafts."""
     is_tied_head = key == TIED_HEAD_KEY and config.tie_word_embeddings
-    return is_tied_head or key.endswith("rotary_emb.inv_freq") or key == ROPE_DIVISORS
+    drafts = tuple(f"model.layers.{config.num_layers + index}." for index in range(config.num_draft_layers))
+    return is_tied_head or key.endswith("rotary_emb.inv_freq") or key == ROPE_DIVISORS or key.startswith(drafts)
 
 
 def _every_position(config: ModelConfig, weight_bytes: int) -> int:

@@ -1,6 +1,7 @@
 """DeepSeek-V3, the language model of Kimi K2.5: logits equal transformers' through the paged path, and no token's
 numbers depend on what else is computed."""
 
+import json
 import math
 import random
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.profiler import profile
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
@@ -24,6 +26,7 @@ from model_runtime.ops import load_ops, set_threads
 from model_runtime.weights.errors import CheckpointError
 from tests.checkpoints import VOCAB_SIZE
 from tests.model_runtime.paged import DEVICE, PagedRun
+from tests.vlm import make_vlm
 
 TOLERANCE = 1e-4
 LENGTHS = (41, 1, 18)
@@ -161,6 +164,48 @@ def test_a_sequence_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
                 got[index] = torch.cat((got[index], logits))
         for index, expected in enumerate(alone):
             assert torch.equal(got[index], expected), f"prompt {index} in chunks of {chunk}"
+
+
+def rewrite(folder: Path, tensors: dict[str, Tensor], config: dict[str, object]) -> None:
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
+
+
+def test_layers_for_drafts_are_left_out(tmp_path: Path) -> None:
+    """DeepSeek-V3's files have a layer after the last one; as many as the config says are no mistake, one more is."""
+    make_model({}).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    last = {key: tensor for key, tensor in tensors.items() if key.startswith("model.layers.2.")}
+    drafts = {key.replace(".2.", f".{at}.", 1): tensor.clone() for at in (3, 4) for key, tensor in last.items()}
+    rewrite(tmp_path, tensors | drafts, {"num_nextn_predict_layers": 2})
+    expected_bytes = sum(tensor.numel() * 4 for tensor in tensors.values())
+    loaded = load_model(tmp_path, load_ops(DEVICE, "reference"), DEVICE, lambda fraction: None)
+    assert loaded.weight_bytes == expected_bytes
+    rewrite(tmp_path, tensors | drafts, {"num_nextn_predict_layers": 1})
+    with pytest.raises(CheckpointError, match=r"unused are model\.layers\.4\."):
+        load_model(tmp_path, load_ops(DEVICE, "reference"), DEVICE, lambda fraction: None)
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_kimi_in_both_spellings(tmp_path: Path, published: bool) -> None:
+    """Text alone through the whole checkpoint, as transformers writes it and as Moonshot publishes it."""
+    model = make_vlm(tmp_path, "kimi_k25")
+    prompt = [[token % 256 for token in prompts_of((30,))[0]]]
+    with torch.inference_mode():
+        expected = model(torch.tensor(prompt)).logits[0]
+    if published:
+        tensors = load_file(tmp_path / "model.safetensors")
+        names = {"model.mm_projector.": "mm_projector.", "language_model.model.blocks.": "language_model.model.layers."}
+        names |= {"vision_tower.encoder.patch_embed.": "vision_tower.patch_embed."}
+        for old, new in names.items():
+            assert any(key.startswith(old) for key in tensors)
+            tensors = {key.replace(old, new, 1): tensor for key, tensor in tensors.items()}
+        text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+        rewrite(tmp_path, tensors, {"text_config": text | {"model_type": "kimi_k2"}})
+    for kernels in ("auto", "reference"):
+        loaded = load_model(tmp_path, load_ops(DEVICE, kernels), DEVICE, lambda fraction: None)
+        assert loaded.vision is not None
+        assert_equal(PagedRun(loaded.decoder).step({0: prompt[0]})[0], expected)
 
 
 @pytest.mark.parametrize(
