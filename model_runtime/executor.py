@@ -12,8 +12,17 @@ import torch
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo
 from model_runtime.host import available_memory, usable_cores
+from model_runtime.images import ImageStore
 from model_runtime.kv_store import allocate, bytes_per_block
-from model_runtime.memory import PoolSize, rope_bytes, size_pool
+from model_runtime.memory import (
+    FLOAT_BYTES,
+    ImageMemory,
+    PoolSize,
+    encode_bytes,
+    rope_bytes,
+    size_pool,
+    step_tokens,
+)
 from model_runtime.ops import describe, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.runner import Runner
@@ -66,7 +75,9 @@ def load_executor(
         dtype=KV_DTYPE,
         device=device,
     )
-    return Executor(Runner(model.decoder, kv, info.block_size, device), info)
+    vision = model.vision
+    images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device)
+    return Executor(Runner(model.decoder, kv, info.block_size, device, images, config.bidirectional_images), info)
 
 
 def _block_bytes(config: ModelConfig, block_size: int) -> int:
@@ -74,9 +85,14 @@ def _block_bytes(config: ModelConfig, block_size: int) -> int:
 
 
 def _size(
-    config: ModelConfig, weight_bytes: int, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int
+    config: ModelConfig,
+    weight_bytes: int,
+    runtime: RuntimeConfig,
+    scheduler: SchedulerConfig,
+    budget: int,
+    images: ImageMemory | None = None,
 ) -> PoolSize:
-    """The pool beside the weights and the table of rotations."""
+    """The pool beside the weights, the table of rotations, and images."""
     return size_pool(
         config,
         runtime,
@@ -85,12 +101,16 @@ def _size(
         weight_bytes=weight_bytes,
         block_bytes=_block_bytes(config, scheduler.block_size),
         position_bytes=rope_bytes(config),
+        images=images,
     )
 
 
 def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> RuntimeInfo:
-    config = model.config
-    pool = _size(config, model.weight_bytes, runtime, scheduler, budget)
+    config, images = model.config, None
+    if model.vision is not None:
+        encode = encode_bytes(model.vision.encoder.config, scheduler.max_encode_pixels)
+        images = ImageMemory(cache=runtime.encoder_cache_bytes, encode=encode)
+    pool = _size(config, model.weight_bytes, runtime, scheduler, budget, images)
     return RuntimeInfo(
         max_model_len=pool.max_model_len,
         vocab_size=config.vocab_size,
@@ -99,6 +119,9 @@ def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: Sched
         block_size=scheduler.block_size,
         weight_bytes=model.weight_bytes,
         kv_bytes=pool.num_blocks * _block_bytes(config, scheduler.block_size),
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=step_tokens(config, scheduler),
+        bytes_per_embedding=0 if images is None else FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack),
+        encoder_cache_bytes=0 if images is None else images.cache,
+        whole_span=config.image_span,
         description=f"{model.description}, {describe(ops)}",
     )

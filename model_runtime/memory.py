@@ -1,4 +1,4 @@
-"""Where the memory goes: weights, activations of the largest step, and the KV pool in what is left of the budget.
+"""Where the memory goes: weights, activations of the largest step, images, and the KV pool in what is left.
 
 Called by `executor.load_executor` once, engine process. Arithmetic only: the sizes follow from the architecture, which
 takes no time at start, and a test compares them with what a real step takes.
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from model_runtime.config import ModelConfig, RuntimeConfig
 from scheduler.config import SchedulerConfig
+from vision.encoder.model import GROUP_PATCHES
+from vision.tower_config import PackedConfig, VisionTowerConfig
 
 FLOAT_BYTES = 4
 SAMPLER_FLOATS = 18
@@ -25,6 +27,21 @@ class PoolSize:
 
     num_blocks: int
     max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageMemory:
+    """Bytes that images take beside the weights."""
+
+    cache: int
+    encode: int
+    """While one is encoded, which is over before the step's tokens are computed."""
+
+
+def step_tokens(config: ModelConfig, scheduler: SchedulerConfig) -> int:
+    """The most tokens of a step: as configured, or what an image that must not be cut needs beside the sequences."""
+    whole = scheduler.max_num_seqs + config.image_span if config.image_span else 0
+    return max(scheduler.max_num_batched_tokens, whole)
 
 
 def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
@@ -60,6 +77,25 @@ def _feed_forward_floats(config: ModelConfig) -> int:
     return max(3 * widest, 3 * config.experts.intermediate_size + 2 * config.hidden_size)
 
 
+def encode_bytes(config: VisionTowerConfig, num_pixels: int) -> int:
+    """Peak of temporary tensors while the tower encodes one image of `num_pixels`, or of one tile if that is more.
+
+    The image is there as bytes and, twice, as float32 colours (patches that repeat a frame are twice as large). A block
+    holds the tokens of a group of tiles, or of a whole packed image: the residual stream, its norm, and either fused
+    q, k, v with what attention makes of them, or what the feed-forward block makes.
+    """
+    tower, block = config.tower, config.tower.block
+    mlp = 3 * block.hidden_size + block.intermediate_size * (5 if block.gated else 2)
+    if isinstance(tower, PackedConfig):
+        tokens = num_pixels // tower.patch_size**2
+        layer = tokens * (max(12 * block.hidden_size, mlp) + 4 * block.head_dim)
+        return FLOAT_BYTES * (2 * tokens * tower.patch_width + layer)
+    num_pixels = max(num_pixels, tower.image_size**2)
+    tokens = max(tower.grid**2, min(GROUP_PATCHES, num_pixels // tower.patch_size**2))
+    layer = tokens * (max(7 * block.hidden_size, mlp) + tower.feature_size)
+    return num_pixels * 3 * (1 + 2 * FLOAT_BYTES) + FLOAT_BYTES * layer
+
+
 def rope_bytes(config: ModelConfig) -> int:
     """A cosine and a sine for each rotated pair of channels; at every position, and for each kind of layer."""
     local = 0 if config.local_rope is None else config.local_rope.rotary_dim
@@ -84,13 +120,16 @@ def size_pool(
     weight_bytes: int,
     block_bytes: int,
     position_bytes: int = 0,
+    images: ImageMemory | None = None,
 ) -> PoolSize:
     """How many KV blocks of `block_bytes` to reserve: `num_kv_blocks`, or what the budget leaves, but no more than
     max_num_seqs sequences of full length can use. Tables take `position_bytes` for each position of the longest
     sequence. Raises PlanError where not even one such sequence fits."""
     max_model_len = model_length(config, runtime)
     blocks_needed = -(-max_model_len // scheduler.block_size)
-    activations = activation_bytes(config, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+    activations = activation_bytes(config, step_tokens(config, scheduler), scheduler.max_num_seqs)
+    if images is not None:
+        activations = images.cache + max(activations, images.encode)
     room = max(0, budget - weight_bytes - activations)
     affordable = max(0, room - position_bytes * max_model_len) // block_bytes
     num_blocks = runtime.num_kv_blocks or min(affordable, blocks_needed * scheduler.max_num_seqs)

@@ -75,10 +75,12 @@ class FixedGridTower:
         if config.keys.pre_norm is not None:
             x_TC = self.parameters.normed(x_TC, "pre_norm", "layer", eps)
         attend = attend_batch(batch, None if mask_BSS is None else mask_BSS.flatten(1))
-        states = [x_TC]
-        for block in self.blocks:
-            states.append(block.forward(states[-1], attend, None))
-        features_TF = torch.cat([states[layer] for layer in config.feature_layers], dim=-1)
+        kept = {0: x_TC}
+        for layer, block in enumerate(self.blocks, start=1):
+            x_TC = block.forward(x_TC, attend, None)
+            if layer in config.feature_layers:
+                kept[layer] = x_TC
+        features_TF = torch.cat([kept[layer] for layer in config.feature_layers], dim=-1)
         if config.keys.final_norm is not None:
             features_TF = self.parameters.normed(features_TF, "final_norm", "layer", eps)
         features_BXF = features_TF.reshape(batch, width, -1)
