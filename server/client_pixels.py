@@ -18,9 +18,10 @@ CHANNELS = 3
 class _Key:
     num_bytes: int
     carrier: int
-    """A live sequence for whose sake the engine has the pixels."""
-    brought: bool = True
-    """Whether the carrier's own message brought them; else it counts on a sequence that was live when it was sent."""
+    """A live sequence for whose sake the engine has the pixels, or will have them."""
+    is_sure: bool
+    """Whether the carrier's own message brought all of its images: then the engine did not lack any. A message that
+    counts on others may be refused, and what it brought is dropped with it."""
     holders: dict[int, None] = field(default_factory=dict)
     """Live sequences that refer to the image, oldest first."""
 
@@ -61,27 +62,25 @@ class PixelLedger:
 
     def add(self, seq_id: int, request: GenerationRequest) -> set[bytes]:
         """A sequence of this request is sent: the keys whose pixels it must bring."""
-        brings = set()
-        for key, size in _sizes(request).items():
-            entry = self._keys.get(key)
-            if entry is None:
-                entry = self._keys[key] = _Key(num_bytes=size, carrier=seq_id)
+        sizes = _sizes(request)
+        brings = sizes.keys() - self._keys.keys()
+        for key, size in sizes.items():
+            if key in brings:
+                self._keys[key] = _Key(num_bytes=size, carrier=seq_id, is_sure=len(brings) == len(sizes))
                 self.num_bytes += size
                 self._unheard_bytes += size
-                brings.add(key)
-            entry.holders[seq_id] = None
+            self._keys[key].holders[seq_id] = None
         return brings
 
     def missing(self, seq_id: int, request: GenerationRequest) -> set[bytes]:
         """The engine lacked an image of this live sequence, which is sent again: the keys whose pixels it must bring.
-        None where another live sequence has brought them since: its message comes first."""
-        brings = set()
-        for key in _sizes(request):
+        Not those that another live sequence is sure to have brought since: its message comes first."""
+        keys = _sizes(request).keys()
+        brings = {key for key in keys if self._keys[key].carrier == seq_id or not self._keys[key].is_sure}
+        for key in brings:
             entry = self._keys[key]
-            if entry.carrier == seq_id or not entry.brought:
-                entry.carrier, entry.brought = seq_id, True
-                self._unheard_bytes += entry.num_bytes
-                brings.add(key)
+            entry.carrier, entry.is_sure = seq_id, len(brings) == len(keys)
+            self._unheard_bytes += entry.num_bytes
         return brings
 
     def remove(self, seq_id: int, request: GenerationRequest) -> None:
@@ -93,4 +92,4 @@ class PixelLedger:
                 del self._keys[key]
                 self.num_bytes -= entry.num_bytes
             elif entry.carrier == seq_id:
-                entry.carrier, entry.brought = next(iter(entry.holders)), False
+                entry.carrier, entry.is_sure = next(iter(entry.holders)), False
