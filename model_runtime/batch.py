@@ -47,9 +47,9 @@ class Batch:
     """Row of the rope table for each token: its position, unless the step has a table of its own (M-RoPE)."""
     rope_positions_T3: Tensor | None = None
     """[T, 3]: temporal, row and column positions, where they differ from the position in the sequence."""
-    visible_T2: Tensor | None = None
-    """[T, 2], in models whose images attend in both directions, for steps with images: first and one past the last
-    position that a token sees whatever the causal mask and the window say; (p, p + 1) outside of images."""
+    visible_ends_T: Tensor | None = None
+    """[T], in models whose images attend in both directions, for steps with images: one past the last position that a
+    token sees, which is the end of its image, or p + 1 outside of images. A window says where it begins as ever."""
     images: tuple[ImageRows, ...] = ()
 
     @property
@@ -69,15 +69,15 @@ def _starts(lengths: Int32) -> Int32:
     return starts
 
 
-def _visible(plan: StepPlan, positions: Int32, ends: Int32) -> Int32:
-    """[T, 2]: the image's whole span for rows of an image, (p, p + 1) for others. `ends` [T]: keys of the sequence."""
-    visible = np.stack([positions, positions + 1], axis=1)
+def _visible_ends(plan: StepPlan, positions: Int32, ends: Int32) -> Int32:
+    """[T]: the end of the image's span for rows of an image, p + 1 for others. `ends` [T]: keys of the sequence."""
+    visible = positions + 1
     spans = plan.images
     for row, length, start, end in zip(spans.rows, spans.lengths, spans.starts, spans.ends, strict=True):
         rows = slice(row, row + length)
         inside = start <= positions[row] and positions[row] + length <= end <= ends[row]
         assert inside, f"a span at {start} .. {end} has rows at {positions[rows]} of {ends[row]} keys"
-        visible[rows] = start, end
+        visible[rows] = end
     return visible
 
 
@@ -108,7 +108,7 @@ def make_batch(
     slots = tables[table_starts[row_of_T] + positions // block_size].astype(np.int64) * block_size
     slots += positions % block_size
     positions = positions.astype(np.int32, copy=False)
-    visible = _visible(plan, positions, kv_lens[row_of_T]) if bidirectional and plan.images.rows else None
+    visible = _visible_ends(plan, positions, kv_lens[row_of_T]) if bidirectional and plan.images.rows else None
     positions_T = torch.from_numpy(positions).to(device)
     return Batch(
         token_ids_T=torch.frombuffer(plan.token_ids, dtype=torch.int32).to(device),
@@ -121,6 +121,6 @@ def make_batch(
         block_size=block_size,
         rope_rows_T=positions_T,
         rope_positions_T3=_rope_positions(plan, device),
-        visible_T2=None if visible is None else torch.from_numpy(visible).to(device),
+        visible_ends_T=None if visible is None else torch.from_numpy(visible).to(device),
         images=images,
     )

@@ -119,23 +119,25 @@ void attend_segments(const Problem& p, const std::vector<Item>& items, int64_t r
     }
 }
 
-// Every token sees keys that exist.
+// Every token sees itself and keys that exist.
 bool within(const Problem& p) {
-    for (int64_t s = 0; p.visible && s < p.S; s++)
-        for (int64_t token = p.query_starts[s]; token < p.query_starts[s + 1]; token++)
-            if (p.visible[2 * token] < 0 || p.visible[2 * token + 1] > p.kv_lens[s]) return false;
+    for (int64_t s = 0; p.visible_ends && s < p.S; s++) {
+        const int64_t first = p.query_starts[s], position = p.kv_lens[s] - (p.query_starts[s + 1] - first);
+        for (int64_t token = first; token < p.query_starts[s + 1]; token++)
+            if (p.visible_ends[token] <= position + token - first || p.visible_ends[token] > p.kv_lens[s]) return false;
+    }
     return true;
 }
 
 }  // namespace
 
-// `visible` may be null. Returns 1, having done nothing, if it names a key that does not exist.
+// `visible_ends` may be null. Returns 1, having done nothing, if it names a key that does not exist.
 extern "C" int64_t fl_paged_attention(const float* qkv, const float* key, const float* value, float* out,
                                       const int32_t* query_starts, const int32_t* kv_lens, const int32_t* tables,
-                                      const int32_t* table_starts, const int32_t* visible, int64_t S, int64_t H,
+                                      const int32_t* table_starts, const int32_t* visible_ends, int64_t S, int64_t H,
                                       int64_t G, int64_t D, int64_t B, float scale, int64_t window) {
-    const Problem p{qkv,     key, value, out, query_starts, kv_lens, tables, table_starts,
-                    visible, S,   H,     G,   D,            B,       window, scale};
+    const Problem p{qkv,          key, value, out, query_starts, kv_lens, tables, table_starts,
+                    visible_ends, S,   H,     G,   D,            B,       window, scale};
     if (!within(p)) return 1;
     const std::vector<Item> items = make_items(p);
     int64_t rows = 0, segments = 0;

@@ -20,7 +20,7 @@ struct Problem {
     const float *qkv, *key, *value;
     float* out;
     const int32_t *query_starts, *kv_lens, *tables, *table_starts;
-    const int32_t* visible;  // for each token first and end of the positions that it sees in any case; or null
+    const int32_t* visible_ends;  // for each token one past the last position that it sees; or null: its own
     int64_t S, H, G, D, B, window;
     float scale;
 };
@@ -39,11 +39,7 @@ struct Keys {
     Keys(const Problem& p, const Item& item, int64_t query) {
         const int64_t position = item.position + query;
         begin = p.window ? std::max<int64_t>(0, position - p.window + 1) : 0;
-        end = position + 1;
-        if (!p.visible) return;
-        const int32_t* visible = p.visible + 2 * (item.token + query);
-        begin = std::min<int64_t>(begin, visible[0]);
-        end = std::max<int64_t>(end, visible[1]);
+        end = p.visible_ends ? p.visible_ends[item.token + query] : position + 1;
     }
 
     bool meet(int64_t start, int64_t stop) const { return begin < stop && start < end; }

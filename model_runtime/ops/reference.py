@@ -136,9 +136,8 @@ def _hidden(batch: Batch, rows: slice, num_keys: int, window: int) -> Tensor:
     """[Q, L] bool: true where a query does not see a key."""
     position_Q = batch.positions_T[rows]
     begin_Q, end_Q = position_Q + 1 - window if window > 0 else torch.zeros_like(position_Q), position_Q + 1
-    if batch.visible_T2 is not None:
-        first_Q, past_Q = batch.visible_T2[rows].unbind(1)
-        begin_Q, end_Q = torch.minimum(begin_Q, first_Q), torch.maximum(end_Q, past_Q)
+    if batch.visible_ends_T is not None:
+        end_Q = batch.visible_ends_T[rows]
     key_L = torch.arange(num_keys, device=position_Q.device)
     return (key_L < begin_Q[:, None]) | (key_L >= end_Q[:, None])
 

@@ -74,8 +74,8 @@ class Ops:
     """(qkv [T, E], rope, batch, kv, shape): rotate queries and keys in place, write keys and values to the slots."""
     paged_attention: Callable[[Tensor, KVLayer, Batch, HeadShape, float, int], Tensor]
     """(qkv [T, E], kv, batch, shape, scale, window) -> [T, H D]: causal softmax attention of each query over the keys
-    of its own sequence, read through its block table; window > 0 lets a query at p see keys p - window + 1 .. p. Where
-    the batch has `visible_T2`, a query sees all from the first of either range to the end of either."""
+    of its own sequence, read through its block table; window > 0 lets a query at p see keys from p - window + 1 on. It
+    sees them up to p, or where the batch has `visible_ends_T` up to that (Gemma 3: the end of the query's image)."""
     silu_mul: Callable[[Tensor], Tensor]
     """[T, 2 F] -> [T, F] = silu(first half) * second half."""
     gelu_tanh_mul: Callable[[Tensor], Tensor]
