@@ -81,15 +81,16 @@ def encode_bytes(config: VisionTowerConfig, num_pixels: int) -> int:
     """Peak of temporary tensors while the tower encodes one image of `num_pixels`, or of one tile if that is more.
 
     The image is there as bytes and, twice, as float32 colours (patches that repeat a frame are twice as large). A block
-    holds the tokens of a group of tiles, or of a whole packed image: the residual stream, its norm, and either fused
-    q, k, v with what attention makes of them, or what the feed-forward block makes.
+    holds the tokens of a group of tiles, or of a whole packed image: either the residual stream, its norm, fused q, k, v
+    and what attention makes of them, or the stream before and after attention, its norm, and what the feed-forward
+    block makes.
     """
     tower, block = config.tower, config.tower.block
-    mlp = 3 * block.hidden_size + block.intermediate_size * (5 if block.gated else 2)
+    mlp = 4 * block.hidden_size + block.intermediate_size * (5 if block.gated else 2)
     if isinstance(tower, PackedConfig):
         tokens = num_pixels // tower.patch_size**2
         layer = tokens * (max(12 * block.hidden_size, mlp) + 4 * block.head_dim)
-        return FLOAT_BYTES * (2 * tokens * tower.patch_width + layer)
+        return 3 * num_pixels + FLOAT_BYTES * (2 * tokens * tower.patch_width + layer)
     num_pixels = max(num_pixels, tower.image_size**2)
     tokens = max(tower.grid**2, min(GROUP_PATCHES, num_pixels // tower.patch_size**2))
     layer = tokens * (max(7 * block.hidden_size, mlp) + tower.feature_size)
