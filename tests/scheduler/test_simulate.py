@@ -30,8 +30,23 @@ def test_ten_thousand_random_steps() -> None:
     assert summary.refused > 100
 
 
-def test_same_seed_same_plans() -> None:
-    first, again, other = simulate(300, seed=5), simulate(300, seed=5), simulate(300, seed=6)
+def test_ten_thousand_random_steps_with_images() -> None:
+    """Every row's embedding is checked: image, index, place; and its rotary position."""
+    start = time.process_time()
+    summary = simulate(10_000, seed=1, with_images=True)
+    assert time.process_time() - start < 15  # five or six on a machine that does nothing else
+    assert set(summary.finished) == set(FinishReason)
+    assert summary.finished.total() == summary.accepted > 1000
+    assert summary.images_encoded > 500
+    assert summary.encoder_hits > 500
+    assert summary.prefix_hits > 1000
+    assert summary.preemptions > 100
+    assert summary.pixels_missing > 20
+
+
+@pytest.mark.parametrize("with_images", [False, True])
+def test_same_seed_same_plans(with_images: bool) -> None:
+    first, again, other = (simulate(300, seed=seed, with_images=with_images) for seed in (5, 5, 6))
     assert first == again
     assert first.digest != other.digest
 

@@ -1,0 +1,353 @@
+"""What is encoded when, and how far prompts with images are computed. Driven by hand-built results."""
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.encoder_cache import EncoderLimits
+from scheduler.fake_runtime import IMAGE_TOKEN
+from scheduler.plan import FAILED_TOKEN
+from scheduler.request import FinishReason, NeverFits, PixelsMissing, QueueFull
+from scheduler.scheduler import Scheduler
+from tests.scheduler.driving import (
+    ENCODER,
+    answer,
+    ask,
+    encoded,
+    make,
+    picture,
+    run,
+    show,
+    sizes,
+    spans,
+    step,
+    with_config,
+)
+
+A, B, C, D = (picture(name, 8) for name in "ABCD")
+
+
+def test_first_plan_with_an_image_says_everything() -> None:
+    scheduler = make()
+    scheduler.add(show(1, [11, 12, picture("A", 5), 13]), 0.0)
+    plan = step(scheduler)
+    assert plan.token_ids.tolist() == [11, 12, *[IMAGE_TOKEN] * 5, 13]
+    assert (plan.encode.slots.tolist(), plan.encode.num_embeddings.tolist(), encoded(plan)) == ([0], [5], "A")
+    assert plan.encode.pixels[0].num_pixels == 50
+    assert spans(plan) == [(2, 5, 0, 0, 2, 7)]
+    assert (plan.drop_slots.tolist(), plan.rope_positions.tolist(), plan.sample.rows.tolist()) == ([], [], [7])
+    following = step(scheduler)
+    assert (encoded(following), spans(following), sizes(following)) == ("", [], [1])
+    stats = scheduler.stats()
+    assert (stats.images_encoded, stats.encoder_hits, stats.encoder_bytes) == (1, 0, 50)
+
+
+def test_chunks_reach_into_a_span_and_go_on_there() -> None:
+    scheduler = make(config=with_config(max_num_batched_tokens=8))
+    scheduler.add(show(0, [1, 2, picture("A", 10), 3, 4]), 0.0)
+    first, second = step(scheduler), step(scheduler)
+    assert [spans(first), spans(second)] == [[(2, 6, 0, 0, 2, 12)], [(0, 4, 0, 6, 2, 12)]]
+    assert [encoded(first), encoded(second)] == ["A", ""]
+
+
+def test_image_of_several_spans() -> None:
+    scheduler = make(config=with_config(max_num_batched_tokens=8))
+    scheduler.add(show(0, [1, picture("A", 3, 3, 2), 2]), 0.0)  # 1 aaa 3 aaa 3 aa 2
+    plans = [step(scheduler), step(scheduler)]
+    assert [spans(plan) for plan in plans] == [[(1, 3, 0, 0, 1, 4), (5, 3, 0, 3, 5, 8)], [(1, 2, 0, 6, 9, 11)]]
+
+
+def test_images_of_many_requests_are_encoded_in_one_step_and_equal_ones_once() -> None:
+    scheduler = make()
+    scheduler.add(show(0, [1, A, 2, A]), 0.0)
+    scheduler.add(show(1, [3, B, 4], pixels=True), 0.0)
+    scheduler.add(show(2, [5, A, 6], pixels=False), 0.0)
+    plan = step(scheduler)
+    assert (sizes(plan), encoded(plan)) == ([10, 10, 18], "AB")
+    assert [(row, length, slot) for row, length, slot, *_ in spans(plan)] == [
+        (1, 8, 1),
+        (11, 8, 0),
+        (21, 8, 0),
+        (30, 8, 0),
+    ]
+    assert (scheduler.stats().images_encoded, scheduler.stats().encoder_hits) == (2, 2)
+    scheduler.add(show(3, [7, B, 8]), 0.0)
+    assert encoded(step(scheduler)) == ""
+
+
+@pytest.mark.parametrize(("max_pixels", "jobs"), [(160, ["AB", "CD"]), (159, ["A", "B", "C", "D"]), (1, list("ABCD"))])
+def test_encode_budget_bounds_the_pixels_of_a_step_but_one_image_always_goes(max_pixels: int, jobs: list[str]) -> None:
+    scheduler = make(config=with_config(max_encode_pixels=max_pixels))
+    for seq_id, image in enumerate((A, B, C, D)):
+        scheduler.add(show(seq_id, [seq_id, image, 9], max_tokens=1), 0.0)
+    assert [encoded(plan) for plan in run(scheduler)[0]] == jobs
+
+
+def test_encode_budget_is_shared_with_streams() -> None:
+    scheduler = make(config=with_config(max_encode_pixels=640))
+    scheduler.add(ask(9), 0.0)
+    step(scheduler)
+    for seq_id, image in enumerate((A, B, C)):
+        scheduler.add(show(seq_id, [seq_id, image, 9], max_tokens=1), 0.0)
+    assert [encoded(step(scheduler)) for _ in range(2)] == ["AB", "C"]  # a quarter: 160 pixels
+
+
+def test_text_before_an_image_is_computed_while_the_image_waits() -> None:
+    scheduler = make(config=with_config(max_encode_pixels=1))
+    scheduler.add(show(0, [1, A, 2], max_tokens=1), 0.0)
+    scheduler.add(show(1, [3, 4, 5, B, 6], max_tokens=1), 0.0)
+    plans = run(scheduler)[0]
+    assert [(sizes(plan), encoded(plan)) for plan in plans] == [([3, 10], "A"), ([9], "B")]
+
+
+def test_images_are_encoded_as_far_ahead_as_a_step_could_reach() -> None:
+    scheduler = make(encoder=replace(ENCODER, cache_bytes=2000))
+    scheduler.add(show(0, [picture(name, 40) for name in "ABCD"] + [1], max_tokens=1), 0.0)
+    assert [encoded(plan) for plan in run(scheduler)[0]] == ["AB", "CD", ""]  # 64 tokens a step: 0..63, 64..127
+
+
+def test_unused_images_stay_until_their_memory_is_needed_and_the_oldest_goes_first() -> None:
+    scheduler = make(encoder=replace(ENCODER, cache_bytes=249), config=with_config(enable_prefix_caching=False))
+    for seq_id, image in enumerate((A, B, C)):
+        scheduler.add(show(seq_id, [1, image, 2], max_tokens=1), 0.0)
+        step(scheduler)
+    assert scheduler.stats().encoder_bytes == 240
+    scheduler.add(show(3, [1, A, 2], max_tokens=1), 0.0)
+    plan = step(scheduler)
+    assert (encoded(plan), plan.drop_slots.tolist(), scheduler.stats().encoder_hits) == ("", [], 1)
+    scheduler.add(show(4, [1, D, 2], max_tokens=1), 0.0)
+    plan = step(scheduler)
+    assert (encoded(plan), plan.drop_slots.tolist(), plan.encode.slots.tolist()) == ("D", [1], [1])  # B was there
+    scheduler.add(show(5, [1, B, 2], max_tokens=1), 0.0)
+    plan = step(scheduler)
+    assert (encoded(plan), plan.drop_slots.tolist()) == ("B", [2])
+
+
+def test_images_behind_a_prefix_hit_are_not_encoded() -> None:
+    scheduler = make(encoder=replace(ENCODER, cache_bytes=80))
+    scheduler.add(show(0, [A, B, 1, 2], max_tokens=1), 0.0)
+    assert [encoded(plan) for plan in run(scheduler)[0]] == ["A", "B"]
+    scheduler.add(show(1, [C, 1], max_tokens=1), 0.0)
+    assert encoded(step(scheduler)) == "C"
+    scheduler.add(show(2, [A, B, 1, 2], max_tokens=1), 0.0)
+    plan = step(scheduler)
+    assert (sizes(plan), encoded(plan)) == ([2], "")
+    scheduler.add(show(3, [A, 5, B, 2], max_tokens=1), 0.0)  # A is in the prefix cache, B stands elsewhere
+    plan = step(scheduler)
+    assert (sizes(plan), encoded(plan)) == ([10], "B")
+
+
+def test_same_text_with_other_images_shares_what_stands_before_them() -> None:
+    scheduler = make()
+    text, question = list(range(50, 56)), [1, 2, 3]
+    for seq_id, image in enumerate((A, A, B, A)):
+        scheduler.add(show(seq_id, [*text, image, *question], max_tokens=1), 0.0)
+        step(scheduler)
+    assert [event.cached_tokens for event in scheduler.take_events()] == [0, 16, 4, 16]
+    assert (scheduler.stats().images_encoded, scheduler.stats().encoder_hits) == (2, 0)
+
+
+@pytest.mark.parametrize("num_text", range(1, 10))
+def test_prefix_hits_at_every_offset_in_a_block(num_text: int) -> None:
+    scheduler = make()
+    for seq_id, image in enumerate((A, A, B, A, B)):
+        scheduler.add(show(seq_id, [*range(num_text), image, 100, 101], max_tokens=1), 0.0)
+        step(scheduler)
+    most = (num_text + 8 + 1) // 4 * 4
+    cached = [event.cached_tokens for event in scheduler.take_events()]
+    assert cached == [0, most, num_text // 4 * 4, most, most]
+
+
+def test_equal_ids_with_other_images_do_not_wait_for_each_other() -> None:
+    scheduler = make()
+    for seq_id, image in enumerate((A, B, A)):
+        scheduler.add(show(seq_id, [image, 1, 2], max_tokens=1), 0.0)
+    plans = run(scheduler)[0]
+    assert [(sizes(plan), encoded(plan)) for plan in plans] == [([10, 10], "AB"), ([2], "")]
+
+
+def test_prompt_that_ends_in_an_image() -> None:
+    scheduler = make(encoder=replace(ENCODER, cache_bytes=80))
+    for seq_id, before in ((0, 1), (1, 1), (2, 2), (3, 1)):
+        image = A if before == 1 else B
+        scheduler.add(show(seq_id, [1, image], max_tokens=2), 0.0)
+        plan = step(scheduler)
+        # Of nine tokens eight are a hit then, so that the last row of the image is all that remains.
+        assert spans(plan) == ([(1, 8, 0, 0, 1, 9)] if seq_id in (0, 2) else [(0, 1, 0, 7, 1, 9)])
+        assert encoded(plan) == {0: "A", 1: "", 2: "B", 3: "A"}[seq_id]
+        assert (sizes(step(scheduler)), scheduler.has_work()) == ([1], False)
+
+
+def test_eight_prompts_of_three_images_finish_with_memory_for_one() -> None:
+    scheduler = make(num_blocks=400, encoder=replace(ENCODER, cache_bytes=80))
+    for seq_id in range(8):
+        images = [picture(chr(65 + 3 * seq_id + index), 8) for index in range(3)]
+        scheduler.add(show(seq_id, [seq_id, images[0], 1, images[1], 2, images[2], 3], max_tokens=3), 0.0)
+    plans, events = run(scheduler, max_steps=100)
+    assert sorted(event.seq_id for event in events if event.finish_reason is FinishReason.LENGTH) == list(range(8))
+    assert all(len(encoded(plan)) <= 1 for plan in plans)
+    assert (scheduler.stats().images_encoded, scheduler.stats().encoder_bytes) == (24, 80)
+
+
+def test_better_rank_takes_the_memory_of_the_worst_and_nothing_more() -> None:
+    scheduler = make(encoder=replace(ENCODER, cache_bytes=250), config=with_config(max_num_batched_tokens=8))
+    for seq_id, image in enumerate((A, B, C)):
+        scheduler.add(show(seq_id, [seq_id, image, *range(30)], priority=1, max_tokens=1), 0.0)
+    assert encoded(step(scheduler)) == "ABC"  # and eight tokens of the first: all three still need their images
+    scheduler.add(show(3, [D, 1], priority=0, max_tokens=1), 0.0)
+    plan = step(scheduler)
+    assert (encoded(plan), plan.drop_slots.tolist()) == ("D", [2])  # the last in rank loses its own
+    _, events = run(scheduler)
+    assert scheduler.stats().images_encoded == 5  # C comes again
+    assert sum(event.finish_reason is FinishReason.LENGTH for event in events) == 4
+
+
+def test_memory_is_taken_for_the_next_image_only() -> None:
+    scheduler = make(encoder=replace(ENCODER, cache_bytes=159), config=with_config(max_num_batched_tokens=8))
+    scheduler.add(show(0, [0, A, 1], priority=1, max_tokens=1), 0.0)
+    assert encoded(step(scheduler)) == "A"  # seven of its eight rows are computed
+    scheduler.add(show(1, [1, picture("E", 4), picture("F", 4), 2], max_tokens=1), 0.0)
+    plans = run(scheduler)[0]
+    # F stands within reach as well, but it can wait until E is done.
+    assert [(sizes(plan), encoded(plan), plan.drop_slots.tolist()) for plan in plans] == [
+        ([5, 2], "E", []),
+        ([5], "F", [1]),
+    ]
+
+
+def test_preempted_sequence_encodes_again_what_was_evicted() -> None:
+    config = with_config(enable_prefix_caching=False, max_num_seqs=2)
+    scheduler = make(num_blocks=8, config=config, encoder=replace(ENCODER, cache_bytes=80))
+    scheduler.add(show(0, [1, A, 2], max_tokens=10), 0.0)
+    scheduler.add(show(1, [1, B, 2], max_tokens=10), 0.0)
+    plans = [step(scheduler) for _ in range(8)]
+    assert scheduler.stats().preemptions == 1
+    scheduler.add(show(2, [1, C, 2], priority=-1, max_tokens=1), 0.0)
+    plans += run(scheduler)[0]
+    assert [encoded(plan) for plan in plans if encoded(plan)] == ["A", "B", "C", "B"]
+    assert sizes(plans[-4]) == [16]  # the prompt and six outputs of the preempted one
+
+
+def test_failed_image_ends_those_that_need_it_alone() -> None:
+    scheduler = make()
+    scheduler.add(show(0, [1, A, 2]), 0.0)
+    scheduler.add(show(1, [3, B, 4]), 0.0)
+    scheduler.add(show(2, [5, B, 6]), 0.0)
+    scheduler.add(ask(3, 4), 0.0)
+    plan = step(scheduler, failed_slots=[1])
+    assert encoded(plan) == "AB"
+    events = {event.seq_id: event for event in scheduler.take_events()}
+    reasons = {seq_id: event.finish_reason for seq_id, event in events.items()}
+    assert reasons == {0: None, 1: FinishReason.ERROR, 2: FinishReason.ERROR, 3: None}
+    assert events[1].message == "an image could not be encoded"
+    assert (events[0].token_ids, events[1].token_ids) == ((7,), ())
+    assert scheduler.stats().encoder_bytes == 80
+    scheduler.add(show(4, [3, B, 4]), 0.0)  # nothing is kept of it, neither embeddings nor blocks; no slot is dropped
+    plan = step(scheduler)
+    assert (encoded(plan), plan.encode.slots.tolist(), plan.drop_slots.tolist(), sizes(plan)) == (
+        "B",
+        [1],
+        [],
+        [1, 1, 10],
+    )
+
+
+def test_sequence_that_failed_before_its_image_was_reached_keeps_nothing() -> None:
+    scheduler = make(config=with_config(max_num_batched_tokens=8))
+    scheduler.add(show(0, [1, 2, 3, 4, 5, A, 6]), 0.0)
+    step(scheduler)
+    scheduler.abort(0)
+    scheduler.check_invariants()
+    assert scheduler.stats().encoder_bytes == 80
+    scheduler.add(show(1, [1, A, 6]), 0.0)
+    assert encoded(step(scheduler)) == ""
+    step(scheduler, tokens=[FAILED_TOKEN])
+    scheduler.check_invariants()
+
+
+def test_abort_between_plan_and_commit_keeps_the_image_or_forgets_a_failed_one() -> None:
+    for failed, again in (((), ""), ((0,), "A")):
+        scheduler = make()
+        scheduler.add(show(0, [1, A, 6]), 0.0)
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        scheduler.abort(0)
+        scheduler.commit(answer(plan, failed_slots=failed), 0.0)
+        scheduler.check_invariants()
+        scheduler.add(show(1, [1, A, 6]), 0.0)
+        assert encoded(step(scheduler)) == again
+    with pytest.raises(AssertionError, match=r"slots \[5\] failed that were not to be encoded"):
+        step(scheduler, failed_slots=[5])
+
+
+def test_pixels_are_kept_as_long_as_somebody_may_need_them() -> None:
+    scheduler = make()
+    with pytest.raises(PixelsMissing, match="the pixels of 2 of 2 images are not here"):
+        scheduler.add(show(0, [A, B, 1], pixels=False), 0.0)
+    assert not scheduler.has_work()
+    scheduler.add(show(0, [A, B, 1]), 0.0)
+    scheduler.add(show(1, [A, 1], pixels=False), 0.0)
+    scheduler.abort(0)
+    scheduler.add(show(2, [A, 2], pixels=False), 0.0)
+    with pytest.raises(PixelsMissing, match="1 of 2 images"):
+        scheduler.add(show(3, [A, B, 2], pixels=False), 0.0)
+    scheduler.check_invariants()
+    assert encoded(step(scheduler)) == "A"
+    scheduler.abort(1)
+    scheduler.abort(2)
+    with pytest.raises(PixelsMissing):  # encoded, but it could not be again
+        scheduler.add(show(4, [A, 2], pixels=False), 0.0)
+
+
+def test_image_that_never_fits_is_refused_with_both_numbers() -> None:
+    scheduler = make()
+    with pytest.raises(NeverFits, match=r"needs 1010 bytes of encoder cache for one image.*at most 1000"):
+        scheduler.add(show(0, [picture("A", 101), 1]), 0.0)
+    scheduler.add(show(0, [picture("A", 60, 40), 1], max_tokens=1), 0.0)
+    assert len(run(scheduler)[1]) == 1
+
+
+def test_refusals_come_before_pixels_are_asked_for() -> None:
+    scheduler = make(config=with_config(max_num_seqs=1, max_queued_requests=0))
+    scheduler.add(ask(0), 0.0)
+    with pytest.raises(QueueFull):
+        scheduler.add(show(1, [A, 1], pixels=False), 0.0)
+
+
+def test_images_for_a_model_without_are_a_broken_invariant() -> None:
+    scheduler = make(encoder=EncoderLimits())
+    with pytest.raises(AssertionError, match="images for a model that has none"):
+        scheduler.add(show(0, [A, 1]), 0.0)
+
+
+def test_positions_of_m_rope_are_filled_for_every_token_of_the_step() -> None:
+    scheduler = make()
+    scheduler.add(ask(0, 3), 0.0)
+    assert step(scheduler).rope_positions.tolist() == []
+    request = show(1, [10, picture("A", 4), 11], rope=True, max_tokens=9)
+    assert request.images.rope_delta == -2
+    scheduler.add(request, 0.0)
+    prompt = [(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (3, 3, 3)]
+    assert _triples(scheduler) == [(3, 3, 3), *prompt]
+    assert [_triples(scheduler) for _ in range(2)] == [[(4, 4, 4), (4, 4, 4)], [(5, 5, 5), (5, 5, 5)]]
+    scheduler.abort(1)
+    assert _triples(scheduler) == []
+
+
+def _triples(scheduler: Scheduler) -> list[tuple[int, ...]]:
+    return list(zip(*[iter(step(scheduler).rope_positions)] * 3, strict=True))
+
+
+def test_recomputed_outputs_have_the_positions_that_they_had() -> None:
+    config = with_config(max_num_seqs=2, enable_prefix_caching=False)
+    scheduler = make(num_blocks=5, config=config)
+    scheduler.add(ask(0, 7, max_tokens=6), 0.0)
+    scheduler.add(show(1, [10, picture("A", 4), 11], rope=True, max_tokens=9), 0.0)
+    plans = run(scheduler)[0]
+    assert scheduler.stats().preemptions == 1
+    (again,) = [plan for plan in plans[1:] if max(sizes(plan)) > 6]
+    num_again = sizes(again)[-1]
+    expected = [(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (3, 3, 3)]
+    expected += [(position - 2,) * 3 for position in range(6, num_again)]
+    triples = list(zip(*[iter(again.rope_positions)] * 3, strict=True))
+    assert triples[-num_again:] == expected
