@@ -3,9 +3,9 @@
 Owns the worker threads for images, the cache of their results, and the bounds on both. Called by `server/api/chat.py`
 in the API process; one pipeline lives as long as the server, and is used from its event loop only.
 
-Memory: each request has at most `IMAGES_AT_ONCE` files unpacked, `max_media_fetches` of all are fetched, and the pixels
-of what is being decoded are counted, whichever request they belong to. A cancelled request takes its waiting work with
-it, unless another request wants the same image.
+Memory: a thread unpacks one file at a time, at most `max_media_fetches` fetched files wait for one, and the pixels of
+what is being decoded are counted, whichever request they belong to. A cancelled request takes its waiting work with it,
+unless another request wants the same image.
 """
 
 import asyncio
@@ -13,10 +13,11 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple
 
 from scheduler.plan import ImagePixels
 from server.errors import from_image, too_many_images
@@ -32,8 +33,6 @@ IMAGES_AT_ONCE = 4
 """Images of one request that are worked on at the same time: enough for the cores, and one album does not stand in
 everybody's way."""
 
-R = TypeVar("R")
-
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
@@ -46,6 +45,13 @@ class PreparedImage:
     pixels: ImagePixels
 
 
+class _Variant(NamedTuple):
+    """What becomes of an image in requests with one, or with several."""
+
+    recipe: Recipe
+    fingerprint: bytes
+
+
 class ImagePipeline:
     """Prepares the images of requests. Close it with `aclose()`."""
 
@@ -53,12 +59,11 @@ class ImagePipeline:
         self.preprocessor = preprocessor
         self._limits = limits
         self._variants = [
-            (variant.recipe, bytes.fromhex(variant.fingerprint()))
-            for variant in (preprocessor, preprocessor.for_images(2))
+            _Variant(one.recipe, bytes.fromhex(one.fingerprint())) for one in (preprocessor, preprocessor.for_images(2))
         ]
         self._fetcher = fetcher or Fetcher(limits)
         self._fetches = asyncio.Semaphore(limits.max_media_fetches)
-        self._pool = ThreadPoolExecutor(_usable_cores(), thread_name_prefix="image")
+        self._pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="image")
         self._room = PixelRoom(limits.max_decoding_pixels)
         self._flights: SingleFlight[PreparedImage] = SingleFlight()
         self._cache = _Cache(limits.image_cache_bytes)
@@ -76,9 +81,9 @@ class ImagePipeline:
         """
         if len(urls) > self._limits.limit_mm_per_prompt:
             raise too_many_images(len(urls), self._limits.limit_mm_per_prompt)
-        recipe, fingerprint = self._variants[len(urls) > 1]
+        variant = self._variants[len(urls) > 1]
         places = asyncio.Semaphore(IMAGES_AT_ONCE)
-        tasks = [asyncio.create_task(self._one(url, recipe, fingerprint, salt, places)) for url in urls]
+        tasks = [asyncio.create_task(self._one(url, variant, salt, places)) for url in urls]
         images = []
         try:
             for task in tasks:
@@ -91,68 +96,45 @@ class ImagePipeline:
             await asyncio.gather(*tasks, return_exceptions=True)
         return tuple(images)
 
-    async def _one(
-        self, url: str, recipe: Recipe, fingerprint: bytes, salt: bytes, places: asyncio.Semaphore
-    ) -> PreparedImage:
+    async def _one(self, url: str, variant: "_Variant", salt: bytes, places: asyncio.Semaphore) -> PreparedImage:
         async with places:
-            if is_data_url(url):
-                data, digest = await self._in_pool(lambda: _hashed(decode_data_url(url, self._limits)))
-                return await self._prepared(data, recipe, _key(fingerprint, digest, salt))
-            return await self._flights.run(
-                (url, fingerprint, salt), lambda: self._fetched(url, recipe, fingerprint, salt)
-            )
+            return await self._flights.run((url, variant.fingerprint, salt), lambda: self._work(url, variant, salt))
 
-    async def _fetched(self, url: str, recipe: Recipe, fingerprint: bytes, salt: bytes) -> PreparedImage:
+    async def _work(self, url: str, variant: "_Variant", salt: bytes) -> PreparedImage:
+        """Once for all who want the URL at the same time; a fetch holds no thread."""
+        if is_data_url(url):
+            return await self._in_pool(lambda: decode_data_url(url, self._limits), variant, salt)
         async with self._fetches:
             body = await self._fetcher.fetch(url)
-            data, digest = await self._in_pool(lambda: _hashed(body))
-            return await self._prepared(data, recipe, _key(fingerprint, digest, salt))
+            return await self._in_pool(lambda: body, variant, salt)
 
-    async def _prepared(self, data: bytes, recipe: Recipe, key: bytes) -> PreparedImage:
-        found = self._cache.get(key)
-        return found or await self._flights.run(key, lambda: self._decoded(data, recipe, key))
-
-    async def _decoded(self, data: bytes, recipe: Recipe, key: bytes) -> PreparedImage:
-        outcome = await self._in_pool(lambda: _process(data, recipe, key, self._limits, self._room))
+    async def _in_pool(self, read: Callable[[], bytes], variant: "_Variant", salt: bytes) -> PreparedImage:
+        loop = asyncio.get_running_loop()
+        outcome = await loop.run_in_executor(self._pool, self._outcome, read, variant, salt)
         if isinstance(outcome, ImageError):
             raise outcome
-        self._cache.put(outcome)
         return outcome
 
-    async def _in_pool(self, work: Callable[[], R]) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    def _outcome(self, read: Callable[[], bytes], variant: "_Variant", salt: bytes) -> PreparedImage | ImageError:
+        """Worker thread. An error is returned, not raised, without its traceback: that would keep the pixels in memory
+        for as long as anybody has the error."""
+        try:
+            data = read()
+            key = hashlib.sha256(variant.fingerprint + hashlib.sha256(data).digest() + salt).digest()
+            found = self._cache.get(key)
+            if found is None:
+                with self._room.entered() as admit:
+                    found = _cut(data, variant.recipe, key, self._limits, admit)
+                self._cache.put(found)
+        except ImageError as error:
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
+        return found
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Threads that can decode at the same time."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _hashed(data: bytes) -> tuple[bytes, bytes]:
-    return data, hashlib.sha256(data).digest()
-
-
-def _key(fingerprint: bytes, digest: bytes, salt: bytes) -> bytes:
-    return hashlib.sha256(fingerprint + digest + salt).digest()
-
-
-def _process(
-    data: bytes, recipe: Recipe, key: bytes, limits: ImageLimits, room: "PixelRoom"
-) -> PreparedImage | ImageError:
-    """Worker thread. An error is returned, not raised, without its traceback: that would keep the pixels in memory for
-    as long as anybody has the error."""
-    taken = []
-
-    def admit(pixels: int) -> None:
-        room.take(pixels)
-        taken.append(pixels)
-
-    try:
-        return _cut(data, recipe, key, limits, admit)
-    except ImageError as error:
-        error.__cause__ = error.__context__ = None
-        return error.with_traceback(None)
-    finally:
-        room.give_back(sum(taken))
 
 
 def _cut(data: bytes, recipe: Recipe, key: bytes, limits: ImageLimits, admit: Callable[[int], None]) -> PreparedImage:
@@ -179,39 +161,50 @@ class PixelRoom:
         self._limit, self._used = limit, 0
         self._changed, self._turn = threading.Condition(), threading.Lock()
 
-    def take(self, pixels: int) -> None:
-        """Waits until they fit; what is more than the limit has to be alone. A large image is not overtaken."""
-        with self._turn, self._changed:
-            self._changed.wait_for(lambda: self._used == 0 or self._used + pixels <= self._limit)
-            self._used += pixels
+    @contextmanager
+    def entered(self) -> Iterator[Callable[[int], None]]:
+        """For the work on one image: a function that waits until that many pixels fit. What is more than the limit has
+        to be alone; a large image is not overtaken. All that was taken is given back at the end."""
+        taken = 0
 
-    def give_back(self, pixels: int) -> None:
-        """When they are gone from memory."""
-        with self._changed:
-            self._used -= pixels
-            self._changed.notify_all()
+        def admit(pixels: int) -> None:
+            nonlocal taken
+            with self._turn, self._changed:
+                self._changed.wait_for(lambda: self._used == 0 or self._used + pixels <= self._limit)
+                self._used += pixels
+            taken += pixels
+
+        try:
+            yield admit
+        finally:
+            with self._changed:
+                self._used -= taken
+                self._changed.notify_all()
 
 
 class _Cache:
-    """The results that were wanted last, up to a number of bytes."""
+    """The results that were wanted last, up to a number of bytes. Used by all worker threads."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._used = limit, 0
         self._images: OrderedDict[bytes, PreparedImage] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, key: bytes) -> PreparedImage | None:
         """None where it is not there."""
-        if key in self._images:
-            self._images.move_to_end(key)
-        return self._images.get(key)
+        with self._lock:
+            if key in self._images:
+                self._images.move_to_end(key)
+            return self._images.get(key)
 
     def put(self, image: PreparedImage) -> None:
         """Makes room by dropping others; what is larger than the cache is not kept."""
         size = len(image.pixels.data)
-        if size > self._limit or image.key in self._images:
-            return
-        self._images[image.key] = image
-        self._used += size
-        while self._used > self._limit:
-            _, dropped = self._images.popitem(last=False)
-            self._used -= len(dropped.pixels.data)
+        with self._lock:
+            if size > self._limit or image.key in self._images:
+                return
+            self._images[image.key] = image
+            self._used += size
+            while self._used > self._limit:
+                _, dropped = self._images.popitem(last=False)
+                self._used -= len(dropped.pixels.data)

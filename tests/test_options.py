@@ -36,8 +36,35 @@ def test_kinds_of_values() -> None:
     assert _resolve([], {"FIRSTLIGHT_ENABLE_PREFIX_CACHING": "off"}).scheduler.enable_prefix_caching is False
 
 
+@pytest.mark.parametrize(
+    ("text", "images"),
+    [
+        ('{"image": 4}', 4),
+        ("image=4", 4),
+        ('{"image": 0, "video": 0}', 0),
+        ("image=7,audio=0", 7),
+        (' {"image": "3"}', 3),
+    ],
+)
+def test_images_of_a_prompt_are_limited_in_the_spelling_of_vllm(text: str, images: int, tmp_path: Path) -> None:
+    assert _resolve(["--limit-mm-per-prompt", text]).images.limit_mm_per_prompt == images
+    assert _resolve([], {"FIRSTLIGHT_LIMIT_MM_PER_PROMPT": text}).images.limit_mm_per_prompt == images
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"limit-mm-per-prompt: '{text}'\n")
+    assert _resolve(["--config", str(file)]).images.limit_mm_per_prompt == images
+
+
+def test_images_of_a_prompt_as_a_mapping_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("limit-mm-per-prompt: {image: 5, video: 0}\nallowed_media_domains: [a.test, .b.test]\n")
+    images = _resolve(["--config", str(file), "--max-image-bytes", "2MiB"]).images
+    assert (images.limit_mm_per_prompt, images.max_image_bytes) == (5, 2 * 2**20)
+    assert images.allowed_media_domains == ("a.test", ".b.test")
+    assert _resolve([]).images.limit_mm_per_prompt == 64
+
+
 def test_survives_the_way_to_a_child() -> None:
-    config = _resolve(["x", "--api-key", "k", "--prefill-share", "0.5"])
+    config = _resolve(["x", "--api-key", "k", "--prefill-share", "0.5", "--limit-mm-per-prompt", "image=2"])
     assert from_json(to_json(config)) == config
 
 
@@ -63,6 +90,19 @@ def test_sizes(text: str, size: int) -> None:
         (["--api-key", ""], {}, "--api-key: must not be empty"),
         ([], {"FIRSTLIGHT_API_KEY": " , "}, "FIRSTLIGHT_API_KEY: must not be empty"),
         (["--config", "/nowhere.yaml"], {}, "/nowhere.yaml"),
+        (["--limit-mm-per-prompt", "4"], {}, "--limit-mm-per-prompt: '4' is not of the form"),
+        (["--limit-mm-per-prompt", '{"video": 0}'], {}, "not of the form"),
+        (["--limit-mm-per-prompt", '{"image": 1, "video": 1}'], {}, "video is not served"),
+        (["--limit-mm-per-prompt", "image=1,audio=2"], {}, "audio is not served"),
+        (["--limit-mm-per-prompt", "image=1,smell=0"], {}, "'smell' is not image"),
+        (["--limit-mm-per-prompt", '{"image": true}'], {}, "not of the form"),
+        (["--limit-mm-per-prompt", '{"image": {"count": 1}}'], {}, "not of the form"),
+        (["--limit-mm-per-prompt", "image=-1"], {}, "not of the form"),
+        (["--limit-mm-per-prompt", "{" * 5000], {}, "not of the form"),
+        (["--limit-mm-per-prompt", "image=" + "9" * 30], {}, "too large"),
+        (["--max-decoding-pixels", "0"], {}, "max_decoding_pixels must be positive"),
+        (["--image-cache-bytes", "-1"], {}, "--image-cache-bytes"),
+        (["--allowed-media-domains", "*"], {}, "allowed_media_domains"),
     ],
 )
 def test_errors_name_their_source(arguments: list[str], environment: dict[str, str], names: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.vision.canary import SITE, Detour, Names, answer, canary, moved, site
 from tests.vision.pictures import FILES
+from vision import source
 from vision.address import is_public, resolve_host
 from vision.errors import BadImageUrl, ImageError, ImageTooLarge, SourceFailed, SourceRefused
 from vision.limits import ImageLimits
@@ -80,6 +81,20 @@ def test_data_url_at_and_above_the_limit_of_bytes() -> None:
     with pytest.raises(ImageTooLarge, match="20971520 bytes"):
         decode_data_url("data:;base64," + "A" * 40_000_000, ImageLimits())
     assert time.perf_counter() - start < 0.5
+
+
+def test_pieces_of_base64_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in range(1, 40):
+        data = PNG[:size]
+        text = base64.b64encode(data).decode()
+        spaced = " ".join(text)
+        for piece in (1, 2, 3, 4, 5, 7, 8, 64):
+            monkeypatch.setattr(source, "BASE64_PIECE", piece)
+            for form in (text, text.rstrip("="), spaced, text + "\n" * 9):
+                assert decode_data_url(f"data:;base64,{form}", ImageLimits()) == data
+            for form in (f"AAA={text}", f"AA=={text}", f"{text}!"):
+                with pytest.raises(BadImageUrl, match="not valid base64"):
+                    decode_data_url(f"data:;base64,{form}", ImageLimits())
 
 
 # what may be fetched

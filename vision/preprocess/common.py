@@ -146,6 +146,8 @@ def cut(image: Image.Image, height: int, width: int) -> list[Image.Image]:
 
 def stacked(tiles: Sequence[Image.Image]) -> UInt8:
     """uint8 [N, H, W, 3], contiguous, of tiles of one size."""
+    if len(tiles) == 1:
+        return np.asarray(tiles[0])[None]
     tiles_NHWC = np.empty((len(tiles), *sides(tiles[0]), 3), np.uint8)
     for tile, target_HWC in zip(tiles, tiles_NHWC, strict=True):
         target_HWC[:] = np.asarray(tile)
