@@ -76,6 +76,8 @@ class EngineLoop:
             if isinstance(message, wire.Submit):
                 self._add(message, pixels)
                 continue
+            if pixels:
+                raise wire.WireError(f"{len(pixels)} frames follow a message that has none")
             for seq_id in message.seq_ids:
                 self._scheduler.abort(seq_id)
 

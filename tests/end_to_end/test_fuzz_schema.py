@@ -96,7 +96,7 @@ def _integers(value: Any) -> Any:
 
 
 def _fit(body: dict[str, Any], model: str) -> dict[str, Any]:
-    """What the schema leaves open and only this model knows: its name and its token ids."""
+    """What the schema leaves open and only this model knows: its name, its token ids, and that it takes no images."""
     body = _integers(body)
     if "model" in body:
         body["model"] = model
@@ -105,6 +105,9 @@ def _fit(body: dict[str, Any], model: str) -> dict[str, Any]:
             body[name] = _known_ids(body[name])
     for message in body.get("messages") or []:
         message.pop("tool_calls", None)
+        for part in message["content"] if isinstance(message.get("content"), list) else []:
+            if part["type"] == "image_url":
+                part |= {"type": "text", "text": "an image"}
     body.pop("logit_bias", None)
     return body
 

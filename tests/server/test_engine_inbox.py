@@ -1,0 +1,101 @@
+"""The engine's inbox: what comes as frames reaches the scheduler whole, and nonsense ends the process loudly."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+import zmq
+
+from model_runtime.config import RuntimeInfo
+from model_runtime.executor import Executor
+from scheduler.config import SchedulerConfig
+from scheduler.encoder_cache import EncoderLimits
+from scheduler.scheduler import Scheduler
+from server import wire
+from server.engine import EngineLoop
+from server.wire_submit import submits_of, with_images
+from tests.server.test_client_images import shows
+from tests.server.test_wire import BLUE, RED
+
+
+@dataclass
+class NoModel:
+    """An executor that is never asked to compute."""
+
+    info: RuntimeInfo
+
+
+@dataclass
+class Inbox:
+    """An engine's loop, and the gateway's end of its socket."""
+
+    loop: EngineLoop
+    gateway: "zmq.Socket[bytes]"
+
+    def send(self, *frames: bytes | memoryview) -> None:
+        self.gateway.send_multipart(frames)
+        self.loop._drain_inbox()
+
+    def submit(self, seq_id: int, brings: set[bytes], *keys: bytes) -> None:
+        request = shows(*keys)
+        (message,) = submits_of(request, [seq_id], 1e9)
+        message, pixels = with_images(message, request.images, brings)
+        self.send(wire.encode(message), *pixels)
+
+    def refusals(self) -> list[tuple[int, str]]:
+        self.loop._last_publish = 0.0  # so that it says something
+        self.loop._publish()
+        message = wire.decode_to_api(self.gateway.recv())
+        events = message.events if isinstance(message, wire.Events) else []
+        return [(event.seq_id, event.refusal) for event in events if event.refusal]
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    gateway, engine = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    gateway.setsockopt(zmq.RCVTIMEO, 5000)
+    gateway.bind("inproc://inbox")
+    engine.connect("inproc://inbox")
+    limits = EncoderLimits(cache_bytes=10_000, bytes_per_embedding=4)
+    scheduler = Scheduler(SchedulerConfig(), num_blocks=64, max_model_len=256, encoder=limits)
+    yield Inbox(EngineLoop(engine, scheduler, cast(Executor, NoModel), 0), gateway)
+    gateway.close(linger=0)
+    engine.close(linger=0)
+    context.term()
+
+
+def test_images_reach_the_scheduler(inbox: Inbox) -> None:
+    inbox.submit(1, {RED, BLUE}, RED, BLUE)
+    plan = inbox.loop._scheduler.plan(0.0)
+    assert plan is not None
+    assert list(plan.encode.num_embeddings) == [4, 4]
+    assert [bytes(pixels.data)[:2] for pixels in plan.encode.pixels] == [b"rs", b"bc"]
+    assert list(plan.images.rows) == [1, 5]
+    assert inbox.refusals() == []
+
+
+def test_pixels_that_nobody_brought(inbox: Inbox) -> None:
+    inbox.submit(1, {RED}, RED)
+    inbox.submit(2, set(), RED)
+    inbox.submit(3, {BLUE}, RED, BLUE)
+    inbox.send(wire.encode(wire.Abort([1, 2, 3])))
+    inbox.submit(4, set(), RED)
+    inbox.submit(5, {RED}, RED, BLUE)
+    assert inbox.refusals() == [(4, "PixelsMissing"), (5, "PixelsMissing")]
+    inbox.submit(5, {RED, BLUE}, RED, BLUE)
+    assert inbox.refusals() == []
+
+
+@pytest.mark.parametrize("frames", [[b"\xc1"], [wire.encode(wire.Abort([1])), b"x"]])
+def test_nonsense(inbox: Inbox, frames: list[bytes]) -> None:
+    with pytest.raises(wire.WireError):
+        inbox.send(*frames)
+    inbox.submit(1, {RED}, RED)
+    request = shows(RED)
+    (message,) = submits_of(request, [2], 1e9)
+    message, pixels = with_images(message, request.images, {RED})
+    for wrong in ([], [*pixels, b""], [b"x"]):
+        with pytest.raises(wire.WireError):
+            inbox.send(wire.encode(message), *wrong)
