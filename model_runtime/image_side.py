@@ -79,6 +79,12 @@ def read_image_side(folder: Path, config_json: Json, config: ModelConfig, source
     return ImageSide(tower=tower, table_CV=table_CV, source=source)
 
 
+def _packed_bytes(name: str, tensor: Tensor) -> int:
+    """Matrices keep their storage type, all else becomes float32."""
+    is_matrix = tensor.dim() > 1 and name.endswith((".weight", ".matrix"))
+    return tensor.numel() * (tensor.element_size() if is_matrix else torch.float32.itemsize)
+
+
 def load_image_side(side: ImageSide, ops: Ops, device: torch.device, progress: Callable[[int], None]) -> LoadedVision:
     """Fill the tower and the projector; `progress` is told how many numbers each tensor has.
 
@@ -88,6 +94,6 @@ def load_image_side(side: ImageSide, ops: Ops, device: torch.device, progress: C
         parameters = load_vision(side.tower, ImageTensors(side.source, device, progress))
     except VisionWeightsError as error:
         raise CheckpointError(str(error)) from None
-    weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in parameters.values())
+    weight_bytes = sum(_packed_bytes(name, tensor) for name, tensor in parameters.items())
     encoder = ImageEncoder(side.tower, parameters, TowerKernels(ops))
     return LoadedVision(encoder=encoder, table_CV=side.table_CV.to(device), weight_bytes=weight_bytes)

@@ -6,7 +6,7 @@ answers. Pictures become 1 to 64 embeddings; weights are wide enough that every 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -345,9 +345,9 @@ def make_model(case: Vlm, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel
     return model
 
 
-def make_vlm(folder: Path, name: str) -> PreTrainedModel:
-    """Write the checkpoint `name` to a folder, and return its model (float32)."""
-    case = CASES[name]
+def make_vlm(folder: Path, name: str, text: Values | None = None) -> PreTrainedModel:
+    """Write the checkpoint `name` to a folder, and return its model (float32); `text` changes its language model."""
+    case = replace(CASES[name], text={**CASES[name].text, **(text or {})})
     tokenizer = make_tokenizer(case)
     model = make_model(case, tokenizer)
     model.save_pretrained(folder)

@@ -74,16 +74,21 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "gemma3-untied-biases": ("gemma3_text", {"tie_word_embeddings": False, "attention_bias": True}),
 }
-VISION_CASES = (
-    "llava_next",  # mistral with a window
-    "internvl",  # qwen2
-    "idefics3-whole",  # llama, tied
-    "gemma3",
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-)
-"""Of `tests/vlm.py`, asked without images."""
+VISION_CASES: dict[str, tuple[str, dict[str, object]]] = {
+    "vision llama, tied": ("idefics3-whole", {}),
+    "vision mistral, window": ("llava_next", {}),
+    "vision qwen2": ("internvl", {}),
+    "vision qwen3": ("llava-clip", {"model_type": "qwen3"}),
+    "vision gemma3": ("gemma3", {}),
+    "vision qwen2_vl": ("qwen2_vl", {}),
+    "vision qwen2_vl, window": (
+        "qwen2_vl",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "vision qwen2_5_vl, yarn": ("qwen2_5_vl", {"rope_parameters": {**YARN_ROPE, "mrope_section": [2, 3, 3]}}),
+    "vision qwen3_vl, biases": ("qwen3_vl", {"attention_bias": True}),
+}
+"""Of `tests/vlm.py`, with changes to the language model, asked without images."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +113,13 @@ def reference_logits(model: torch.nn.Module, prompts: list[list[int]]) -> list[T
         return [model(torch.tensor([prompt])).logits[0].float() for prompt in prompts]
 
 
-@pytest.fixture(scope="module", params=[*CASES, *(f"vision {name}" for name in VISION_CASES)])
+@pytest.fixture(scope="module", params=[*CASES, *VISION_CASES])
 def aligned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Aligned:
     folder, prompts = tmp_path_factory.mktemp("checkpoint"), random_prompts(LENGTHS)
     if request.param in CASES:
         model = make_checkpoint(folder, *CASES[request.param])
     else:
-        model = make_vlm(folder, request.param.removeprefix("vision "))
+        model = make_vlm(folder, *VISION_CASES[request.param])
     return Aligned(folder, prompts, reference_logits(model, prompts))
 
 

@@ -138,6 +138,20 @@ def test_every_number_is_counted_and_told(made: Path) -> None:
     assert model.description.startswith("qwen2_vl (qwen2_vl_text), 0.2 M parameters")
 
 
+def test_matrices_keep_the_storage_type(made: Path, tmp_path: Path) -> None:
+    """Half the memory, and the same bits as from a file with the same numbers in float32."""
+    tensors = {key: tensor.bfloat16() for key, tensor in load_file(made / "qwen2_vl" / WEIGHTS).items()}
+    models = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        copy = Path(shutil.copytree(made / "qwen2_vl", tmp_path / str(dtype)))
+        save_file({key: tensor.to(dtype) for key, tensor in tensors.items()}, copy / WEIGHTS)
+        models[dtype] = load(copy)
+    for narrow, wide in zip(results(models[torch.bfloat16]), results(models[torch.float32]), strict=True):
+        assert torch.equal(narrow, wide)
+    expected = sum(tensor.numel() * (2 if tensor.dim() > 1 else 4) for tensor in tensors.values())
+    assert models[torch.bfloat16].weight_bytes == expected
+
+
 def test_a_byte_becomes_what_the_processor_says(made: Path) -> None:
     """From preprocessor_config.json (CLIP's colours), and from an image_processor in processor_config.json (0.5)."""
     clip, siglip = load(made / "llava-clip").vision, load(made / "llava-siglip").vision
