@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,7 @@ from server.serve_command import gib
 from server.tiny_vlm import WARNING, write_tiny_vlm
 
 MIN_FREE_BYTES = 2 * 2**30
-LIBRARIES = ("torch", "fastapi", "uvicorn", "tokenizers", "safetensors", "msgspec", "pyzmq", "numpy")
+LIBRARIES = ("torch", "fastapi", "uvicorn", "tokenizers", "safetensors", "msgspec", "pyzmq", "numpy", "pillow", "httpx")
 MARKS = {"ok": "[green]ok[/green]", "warning": "[yellow]warning[/yellow]", "failed": "[red]failed[/red]"}
 
 
@@ -53,13 +54,13 @@ def _check_libraries() -> Finding:
     return Finding(subject="libraries", state="ok", detail=", ".join(found))
 
 
-def _check_gguf_extra() -> Finding:
+def _check_extra(extra: str, package: str, purpose: str) -> Finding:
     try:
-        version = importlib.metadata.version("gguf")
+        version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        advice = "pip install 'firstlight[gguf]' to serve K-quants"
-        return Finding(subject="gguf extra", state="warning", detail="not installed", advice=advice)
-    return Finding(subject="gguf extra", state="ok", detail=f"gguf {version}")
+        advice = f"pip install 'firstlight[{extra}]' to {purpose}"
+        return Finding(subject=f"{extra} extra", state="warning", detail="not installed", advice=advice)
+    return Finding(subject=f"{extra} extra", state="ok", detail=f"{package} {version}")
 
 
 def _check_processor() -> Finding:
@@ -116,7 +117,8 @@ def _check_embedded() -> Finding:
 CHECKS: tuple[Callable[[], Finding], ...] = (
     _check_python,
     _check_libraries,
-    _check_gguf_extra,
+    partial(_check_extra, "gguf", "gguf", "serve K-quants"),
+    partial(_check_extra, "heic", "pillow-heif", "read pictures as iPhones store them"),
     _check_processor,
     _check_memory,
     _check_devices,

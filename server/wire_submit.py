@@ -16,8 +16,8 @@ from server.randomness import mix_seed
 from server.wire import ImageHeader, Submit, WireError
 
 KEY_BYTES = 32
-MAX_SIDE = 1 << 16
-"""Of a tile in pixels; above what any recipe makes."""
+MAX_NUMBER = 2**31 - 1
+"""What a step plan's buffers can carry."""
 _SPAN_FIELDS = 4
 _AXES = 3
 
@@ -108,9 +108,9 @@ def unpack_images(message: Submit, frames: Sequence[bytes]) -> PromptImages:
 
 
 def _image(header: ImageHeader, data: bytes | None) -> Image:
-    sides = (header.tiles, header.height, header.width, header.image_height, header.image_width, header.num_embeddings)
-    if len(header.key) != KEY_BYTES or min(sides) < 1 or max(sides) > MAX_SIDE or min(header.rows, header.cols) < 0:
-        raise WireError(f"no image has these sizes: {sides}")
+    sizes = (header.tiles, header.height, header.width, header.image_height, header.image_width, header.num_embeddings)
+    if len(header.key) != KEY_BYTES or min(sizes) < 1 or max(sizes) > MAX_NUMBER or min(header.rows, header.cols) < 0:
+        raise WireError(f"no image has these sizes: {sizes}")
     num_pixels = header.tiles * header.height * header.width
     if data is not None and len(data) != num_pixels * 3:
         raise WireError(f"{len(data)} bytes are not the pixels of {header.tiles} x {header.height} x {header.width}")

@@ -140,8 +140,7 @@ def _check_prompt_size(name: str, value: bytes, limits: Limits) -> None:
     if b'"' in value:
         text_bytes = (len(value) - _data_url_bytes(value)) // (MAX_ESCAPE if b"\\" in value else 1)
         least_tokens = text_bytes // limits.max_token_bytes
-        strings = (value.count(b'"') - value.count(b'\\"')) // 2
-        if name == "prompt" and strings > prompts:
+        if name == "prompt" and (strings := (value.count(b'"') - value.count(b'\\"')) // 2) > prompts:
             raise BadRequest(f"At least {strings} prompts were given; {prompts} is the limit.", param=name)
     else:
         least_tokens = value.count(b",") + 1
@@ -185,7 +184,7 @@ def parse(raw: bytes) -> dict[str, Any]:
         raise BadRequest("The body must be a JSON object.")
     if constants:
         _refuse_fields(document, "holds NaN or Infinity, which JSON does not have", allow_nan=False)
-    if b"\\u" in raw and _SURROGATE.search(raw):
+    if b"\\" in raw and _SURROGATE.search(raw):
         _refuse_fields(document, "holds text that is not valid Unicode", allow_nan=True)
     return document
 

@@ -40,7 +40,11 @@ _USAGE = _object(
         "prompt_tokens": _COUNT,
         "completion_tokens": _COUNT,
         "total_tokens": _COUNT,
-        "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+        "prompt_tokens_details": {
+            "type": "object",
+            "required": ["cached_tokens"],
+            "properties": {"cached_tokens": _COUNT, "image_tokens": _COUNT},
+        },
     }
 )
 _MESSAGE = _object({"role": {"const": "assistant"}, "content": _TEXT_OR_NULL, "refusal": _TEXT_OR_NULL})
