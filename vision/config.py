@@ -186,9 +186,19 @@ def _qwen(source: _Source) -> Preprocessor:
     return replace(source.build(recipe, Patches(unit=patch * merge)), has_mrope=True)
 
 
-def _kimi(source: _Source) -> Preprocessor:
-    recipe = kimi.read(source.values)
+def _kimi_k25(source: _Source) -> Preprocessor:
+    recipe = kimi.read_k25(source.values)
     source.choose({"Kimi_K25ImageProcessor": lambda _: recipe, "KimiK25VisionProcessor": lambda _: recipe})
+    return _kimi(source, recipe)
+
+
+def _kimi_vl(source: _Source) -> Preprocessor:
+    recipe = kimi.read_vl(source.values)
+    source.choose({"KimiVLImageProcessor": lambda _: recipe})
+    return _kimi(source, recipe)
+
+
+def _kimi(source: _Source, recipe: kimi.Kimi) -> Preprocessor:
     patch, merge = source.patch(14), source.vision.square_or_pair("merge_kernel_size", (2, 2))
     if (recipe.patch, (recipe.merge, recipe.merge)) != (patch, merge):
         source.refuse(
@@ -239,7 +249,8 @@ FAMILIES: Mapping[str, Callable[[_Source], Preprocessor]] = {
     "gemma3": _gemma3,
     "idefics3": _idefics3,
     "internvl": _internvl,
-    "kimi_k25": _kimi,
+    "kimi_k25": _kimi_k25,
+    "kimi_vl": _kimi_vl,
     "llava": _llava,
     "llava_next": _llava_next,
     "llava_onevision": _llava_onevision,

@@ -32,6 +32,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "idefics3": Composite(text="llama"),
     "internvl": Composite(text="qwen2", tied=True),
     "kimi_k25": Composite(text="deepseek_v3", tied=True),
+    "kimi_vl": Composite(text="deepseek_v3"),
     "llava": Composite(text="llama", tied_inside=True),
     "llava_next": Composite(text="llama"),
     "llava_onevision": Composite(text="qwen2", tied_inside=True),

@@ -27,6 +27,7 @@ from model_runtime.weights.errors import CheckpointError
 from tests.checkpoints import VOCAB_SIZE
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.vlm import make_vlm
+from vision.encoder.model import ImageInput
 
 TOLERANCE = 1e-4
 LENGTHS = (41, 1, 18)
@@ -206,6 +207,36 @@ def test_kimi_in_both_spellings(tmp_path: Path, published: bool) -> None:
         loaded = load_model(tmp_path, load_ops(DEVICE, kernels), DEVICE, lambda fraction: None)
         assert loaded.vision is not None
         assert_equal(PagedRun(loaded.decoder).step({0: prompt[0]})[0], expected)
+
+
+def test_kimi_vl_is_kimi_under_other_names(tmp_path: Path) -> None:
+    """transformers does not have Kimi-VL; for single images it is the same model, apart from names and sizes."""
+    model = make_vlm(tmp_path, "kimi_k25")
+    same = load_model(tmp_path, load_ops(DEVICE, "auto"), DEVICE, lambda fraction: None)
+    names = {"model.mm_projector.pre_norm.": "multi_modal_projector.pre_norm."}
+    names |= {"mm_projector.proj.0.": "multi_modal_projector.linear_1."}
+    names |= {"mm_projector.proj.2.": "multi_modal_projector.linear_2."}
+    names |= {"language_model.model.blocks.": "language_model.model.layers."}
+    tensors = load_file(tmp_path / "model.safetensors")
+    for old, new in names.items():
+        assert any(key.startswith(old) for key in tensors)
+        tensors = {key.replace(old, new, 1): tensor for key, tensor in tensors.items()}
+    vision = json.loads((tmp_path / "config.json").read_text())["vision_config"]
+    vision |= {f"init_{key}": vision.pop(key) for key in ("pos_emb_height", "pos_emb_width")}
+    vision |= {"model_type": "moonvit"}
+    token = {"media_placeholder_token_id": model.config.image_token_id, "image_token_id": None}
+    rewrite(tmp_path, tensors, {"model_type": "kimi_vl", "vision_config": vision} | token)
+    processor = {"image_processor_type": "KimiVLImageProcessor", "patch_size": 4, "pad_input": True}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    found = load_model(tmp_path, load_ops(DEVICE, "auto"), DEVICE, lambda fraction: None)
+    assert found.description.startswith("kimi_vl (deepseek_v3), ")
+    assert found.vision is not None and same.vision is not None
+    image = ImageInput(pixels=torch.randn(24, 48, generator=torch.Generator().manual_seed(6)), grid=(4, 6))
+    made, expected = (side.encoder.encode([image])[0].embeddings_NO for side in (found.vision, same.vision))
+    assert torch.equal(made, expected) and made.shape == (6, 64)
+    prompt = [token % 256 for token in prompts_of((30,))[0]]
+    logits, expected = (PagedRun(loaded.decoder).step({0: prompt})[0] for loaded in (found, same))
+    assert torch.equal(logits, expected)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_saved_configurations_give_the_same_pixels(name: str) -> None:
 def test_every_family_is_tried() -> None:
     tried = {model.to_dict()["model_type"] for _, model, _ in CASES.values()}  # type: ignore[attr-defined]
     # transformers has Kimi's processor for torchvision only: tests/vision/test_preprocess_kimi.py
-    assert tried | {"kimi_k25"} == set(FAMILIES)
+    assert tried | {"kimi_k25", "kimi_vl"} == set(FAMILIES)
 
 
 def test_fingerprints_differ_between_recipes_and_are_stable() -> None:

@@ -85,7 +85,7 @@ def independent(
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_sizes(config: dict[str, object], navit_resize: Resize) -> None:
-    recipe = kimi.read(Values(config))
+    recipe = kimi.read_k25(Values(config))
     for height, width in (*SIZES, *LARGE):
         _, padded = navit_resize(height, width, *limits(config))
         layout = recipe.layout(height, width)
@@ -95,7 +95,7 @@ def test_sizes(config: dict[str, object], navit_resize: Resize) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_pixels(config: dict[str, object], navit_resize: Resize) -> None:
-    recipe = kimi.read(Values(config))
+    recipe = kimi.read_k25(Values(config))
     for image_HWC in pictures():
         expected_TK, grid = independent(image_HWC, config, navit_resize)
         found = tower_input(recipe, image_HWC, tower(recipe.patch))
@@ -105,14 +105,14 @@ def test_pixels(config: dict[str, object], navit_resize: Resize) -> None:
 
 def test_photograph_is_shrunk_to_the_limit(navit_resize: Resize) -> None:
     image_HWC = picture(1800, 2400, 0)
-    recipe = kimi.read(Values({}))
+    recipe = kimi.read_k25(Values({}))
     expected_TK, (rows, cols) = independent(image_HWC, {}, navit_resize)
     assert (rows, cols) == (112, 150) and rows * cols > recipe.max_patches
     assert np.abs(numbers(recipe, image_HWC, tower(14)) - expected_TK).max() < 5e-7
 
 
 def test_black_right_and_below() -> None:
-    tiles_NHWC = kimi.read(Values({})).tiles(Image.new("RGB", (20, 30), (200, 200, 200)))
+    tiles_NHWC = kimi.read_k25(Values({})).tiles(Image.new("RGB", (20, 30), (200, 200, 200)))
     assert tiles_NHWC.shape == (1, 56, 28, 3)
     assert (tiles_NHWC[0, :30, :20] == 200).all() and tiles_NHWC.sum() == 30 * 20 * 3 * 200
 
@@ -129,7 +129,7 @@ def test_the_publishers_file() -> None:
             "patch_limit_on_one_side": 100,
         }
     }
-    recipe = kimi.read(Values(published))
+    recipe = kimi.read_k25(Values(published))
     assert (recipe.patch, recipe.merge, recipe.max_patches, recipe.max_side) == (16, 3, 65536, 100)
     assert (recipe.finish.mean, recipe.finish.std) == ((0.5, 0.4, 0.3), (0.5, 0.5, 0.6))
 
@@ -145,11 +145,11 @@ def test_the_publishers_file() -> None:
 )
 def test_what_is_not_supported_is_refused(config: dict[str, object], message: str) -> None:
     with pytest.raises(PreprocessorError, match=message):
-        kimi.read(Values(config))
+        kimi.read_k25(Values(config))
 
 
 def test_a_tower_of_more_pixels_than_an_image_may_have() -> None:
-    recipe = kimi.read(Values({"patch_size": 64, "max_patches": 65536}))
+    recipe = kimi.read_k25(Values({"patch_size": 64, "max_patches": 65536}))
     with pytest.raises(ImageShapeError, match="more than 16777216 pixels"):
         recipe.layout(5000, 5000)
 
@@ -160,7 +160,7 @@ MODEL = {"model_type": "kimi_k25", "image_token_id": 7, "vision_config": {"merge
 def test_the_family() -> None:
     """The template writes what stands around the placeholder, which becomes one token for each merged patch."""
     made = read_preprocessor({"image_processor_type": "Kimi_K25ImageProcessor"}, None, MODEL)
-    assert made.recipe == kimi.read(Values({}))
+    assert made.recipe == kimi.read_k25(Values({}))
     assert (made.markup, made.image_token_id, made.placeholder_id, made.around) == (Patches(unit=28), 7, 7, ("", ""))
     assert made.markup.pieces(made.recipe.layout(57, 100)) == (12,)
     published = {"model_type": "kimi_k25", "media_placeholder_token_id": 163605, "vision_config": {"patch_size": 14}}
@@ -171,3 +171,58 @@ def test_a_tower_with_other_patches_is_refused() -> None:
     other = MODEL | {"vision_config": {"merge_kernel_size": 4}}
     with pytest.raises(PreprocessorError, match="patches and merge are 14 and 2, but the tower takes 14 and 4"):
         read_preprocessor({}, None, other)
+
+
+HALF = [0.5] * 3
+VL = {"image_processor_type": "KimiVLImageProcessor", "pad_input": True, "image_mean": HALF, "image_std": HALF}
+
+
+def vl_sizes(height: int, width: int, limit: int) -> tuple[int, int, int, int]:
+    """(height, width) after shrinking, then after filling up, as KimiVLImageProcessor goes about it."""
+    if (width // 14) * (height // 14) > limit:
+        scale = math.sqrt(limit / ((width // 14) * (height // 14)))
+        width, height = int(width * scale), int(height * scale)
+    return height, width, height + (28 - height % 28) % 28, width + (28 - width % 28) % 28
+
+
+@pytest.mark.parametrize("limit", [4096, 30])
+def test_sizes_of_kimi_vl(limit: int) -> None:
+    recipe = kimi.read_vl(Values(VL | {"in_token_limit": limit}))
+    tried = 0
+    for height, width in (*SIZES, *LARGE):
+        *_, padded_height, padded_width = vl_sizes(height, width, limit)
+        layout = recipe.layout(height, width)
+        if max(padded_height, padded_width) // 14 < 512:
+            assert (layout.height, layout.width) == (padded_height, padded_width), (height, width)
+            tried += 1
+    assert tried >= len(SIZES)
+
+
+def test_kimi_vl_shrinks_what_is_longer_than_its_rotations() -> None:
+    layout = kimi.read_vl(Values(VL)).layout(9000, 1)
+    assert (layout.height, layout.width) == (510 * 14, 28)
+
+
+def test_pixels_of_kimi_vl() -> None:
+    recipe = kimi.read_vl(Values(VL | {"in_token_limit": 30}))
+    image_HWC = picture(300, 200, 0)
+    height, width, padded_height, padded_width = vl_sizes(300, 200, 30)
+    assert (height, width) == (95, 63)
+    expected_HWC = np.zeros((padded_height, padded_width, 3), np.uint8)
+    resized = Image.fromarray(image_HWC).resize((width, height), Image.Resampling.BICUBIC)
+    expected_HWC[:height, :width] = np.asarray(resized)
+    assert np.array_equal(recipe.tiles(Image.fromarray(image_HWC)), expected_HWC[None])
+
+
+def test_the_family_of_kimi_vl() -> None:
+    model = {"model_type": "kimi_vl", "media_placeholder_token_id": 163605, "vision_config": {"model_type": "moonvit"}}
+    made = read_preprocessor(VL, None, model)
+    assert made.recipe == kimi.read_vl(Values(VL)) != kimi.read_k25(Values({}))
+    assert (made.markup, made.image_token_id, made.placeholder_id) == (Patches(unit=28), 163605, 163605)
+    for change, message in (
+        ({"pad_input": None}, "pad_input must be true"),
+        ({"merge_kernel_size": [2, 1]}, "merge_kernel_size must be a square"),
+        ({"image_processor_type": "CLIPImageProcessor"}, "'CLIPImageProcessor' is not supported for this model"),
+    ):
+        with pytest.raises(PreprocessorError, match=message):
+            read_preprocessor(VL | change, None, model)

@@ -1,4 +1,4 @@
-"""Reads the image side of Kimi K2.5: MoonViT and its patch merger. Called by `readers.py`.
+"""Reads the image side of Kimi K2.5 and of Kimi-VL: MoonViT and its patch merger. Called by `readers.py`.
 
 Runs where the checkpoint is loaded, in the engine process; imports no torch.
 """
@@ -46,9 +46,25 @@ BLOCK = BlockKeys(
     mlp_out="mlp.fc1",
 )
 
+K25_MERGER = MergeKeys(norm="mm_projector.pre_norm", first="mm_projector.proj.0", second="mm_projector.proj.2")
+VL_MERGER = MergeKeys(
+    norm="multi_modal_projector.pre_norm",
+    first="multi_modal_projector.linear_1",
+    second="multi_modal_projector.linear_2",
+)
+
 
 def kimi_k25(config: Section, text_hidden_size: int) -> VisionTowerConfig:
     """Kimi K2.5, in transformers' spelling or in Moonshot's, which keeps the projector's settings with the tower's."""
+    return _kimi("kimi_k25", config, text_hidden_size, K25_MERGER)
+
+
+def kimi_vl(config: Section, text_hidden_size: int) -> VisionTowerConfig:
+    """Kimi-VL, which transformers does not have: for single images the same tower, and a merger under other names."""
+    return _kimi("kimi_vl", config, text_hidden_size, VL_MERGER)
+
+
+def _kimi(family: str, config: Section, text_hidden_size: int, merger: MergeKeys) -> VisionTowerConfig:
     vision = config.section("vision_config", DEFAULTS, PUBLISHED)
     for key in ("merge_type", "pos_emb_type", "mm_projector_type", "projector_hidden_act"):
         vision.must_be(key, DEFAULTS[key])
@@ -90,9 +106,9 @@ def kimi_k25(config: Section, text_hidden_size: int) -> VisionTowerConfig:
         in_size=width,
         out_size=text_hidden_size,
         hidden_size=width * merge_size**2,
-        keys=MergeKeys(norm="mm_projector.pre_norm", first="mm_projector.proj.0", second="mm_projector.proj.2"),
+        keys=merger,
         bias=True,
         merge_size=merge_size,
         norm_eps=vision.number("projector_ln_eps") if has_eps else config.number("projection_layer_norm_eps"),
     )
-    return VisionTowerConfig(family="kimi_k25", tower=tower, projector=projector)
+    return VisionTowerConfig(family=family, tower=tower, projector=projector)

@@ -32,6 +32,7 @@ READERS: Mapping[str, tuple[Json, Reader]] = {
     "qwen2_5_vl": ({}, packed_readers.qwen2_5_vl),
     "qwen3_vl": ({}, packed_readers.qwen3_vl),
     "kimi_k25": (kimi_reader.PROJECTOR_DEFAULTS, kimi_reader.kimi_k25),
+    "kimi_vl": (kimi_reader.PROJECTOR_DEFAULTS, kimi_reader.kimi_vl),
     "mistral3": (packed_readers.MISTRAL3_DEFAULTS, packed_readers.mistral3),
 }
 """By model_type: what a config.json may leave out beside its vision_config, and the reader."""

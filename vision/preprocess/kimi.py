@@ -1,8 +1,9 @@
-"""The image's own aspect, shrunk to a number of patches and filled up with black to whole merged patches: Kimi K2.5.
+"""The image's own aspect, shrunk to a number of patches and filled up with black to whole merged patches: Kimi K2.5 and
+Kimi-VL.
 
 Called by the worker pool of the API process (`tiles`), by prompt building (`layout`) and by `vision/config.py`
-(`read`). Sizes equal those of Kimi_K25ImageProcessor of transformers, which knows torchvision only; pixels are resized
-with Pillow, as the model's publisher does.
+(`read_k25`, `read_vl`). Sizes equal those of Kimi_K25ImageProcessor of transformers, which knows torchvision only;
+pixels are resized with Pillow, as the models' publisher does.
 """
 
 import math
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from PIL import Image
 
 from vision.preprocess.common import Finish, Layout, UInt8, check_size, sides, stacked
-from vision.preprocess.values import HALF, Values
+from vision.preprocess.values import CLIP_MEAN, CLIP_STD, HALF, Values
 
 MAX_PATCHES = 1 << 16
 """Patches of an image that a configuration may ask for."""
+VL_SIDE = 511
+"""Patches of the longest side that Kimi-VL takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,24 @@ class Kimi:
         return min(max(1, int(height * scale)), most), min(max(1, int(width * scale)), most)
 
 
-def read(values: Values) -> Kimi:
+def read_vl(values: Values) -> Kimi:
+    """KimiVLImageProcessor, which only its publisher has. It refuses an image that is as long as 512 patches, where the
+    rotations of its tower end; here that is shrunk to the longest that it takes. Raises PreprocessorError."""
+    if not values.flag("pad_input", False):
+        values.fail("pad_input", "true")
+    merge, columns = values.square_or_pair("merge_kernel_size", (2, 2))
+    if merge != columns:
+        values.fail("merge_kernel_size", "a square")
+    return Kimi(
+        finish=values.finish(Image.Resampling.BICUBIC, CLIP_MEAN, CLIP_STD),
+        patch=values.integer("patch_size", 14),
+        merge=merge,
+        max_patches=values.integer("in_token_limit", 4096, most=MAX_PATCHES),
+        max_side=VL_SIDE // merge * merge,
+    )
+
+
+def read_k25(values: Values) -> Kimi:
     """Kimi_K25ImageProcessor, or the publisher's own file, which has an object `media_proc_cfg`. Raises
     PreprocessorError."""
     size, published = values.section("size"), values.section("media_proc_cfg")
