@@ -178,6 +178,16 @@ def test_prompt_that_ends_in_an_image() -> None:
         assert (sizes(step(scheduler)), scheduler.has_work()) == ([1], False)
 
 
+def test_last_row_alone_is_an_image() -> None:
+    """One token remains, as of a sequence that decodes, but its embedding has to be there."""
+    scheduler = make(config=with_config(max_num_batched_tokens=8, prefill_share=1.0))
+    scheduler.add(show(0, [1, A], max_tokens=2), 0.0)
+    assert spans(step(scheduler)) == [(1, 7, 0, 0, 1, 9)]
+    plan = step(scheduler)
+    assert (sizes(plan), spans(plan), plan.sample.rows.tolist()) == ([1], [(0, 1, 0, 7, 1, 9)], [0])
+    assert (sizes(step(scheduler)), scheduler.has_work()) == ([1], False)
+
+
 def test_eight_prompts_of_three_images_finish_with_memory_for_one() -> None:
     scheduler = make(num_blocks=400, encoder=replace(ENCODER, cache_bytes=80))
     for seq_id in range(8):
@@ -226,6 +236,19 @@ def test_preempted_sequence_encodes_again_what_was_evicted() -> None:
     plans += run(scheduler)[0]
     assert [encoded(plan) for plan in plans if encoded(plan)] == ["A", "B", "C", "B"]
     assert sizes(plans[-4]) == [16]  # the prompt and six outputs of the preempted one
+
+
+def test_preemption_within_an_image_gives_its_pin_back() -> None:
+    config = with_config(max_num_seqs=2, prefill_share=0.01, enable_prefix_caching=False)
+    scheduler = make(num_blocks=8, config=config)
+    scheduler.add(ask(0, 4, max_tokens=20), 0.0)
+    step(scheduler)
+    scheduler.add(show(1, [1, picture("A", 14), 2], max_tokens=1), 0.0)
+    plans = [step(scheduler) for _ in range(13)]  # a token of the prompt in each step, until 0 needs a fifth block
+    assert [len(sizes(plan)) for plan in plans] == [2] * 12 + [1]
+    assert (scheduler.stats().preemptions, len(spans(plans[-2]))) == (1, 1)
+    run(scheduler)
+    assert (scheduler.stats().images_encoded, scheduler.stats().encoder_hits) == (1, 0)
 
 
 def test_failed_image_ends_those_that_need_it_alone() -> None:
