@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from server.embedded import EmbeddedModelMissing, embedded_path
@@ -150,7 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_column("found", overflow="fold")
         for finding in findings:
             advice = f"\n→ {finding.advice}" if finding.advice else ""
-            table.add_row(finding.subject, MARKS[finding.state], finding.detail + advice)
+            table.add_row(finding.subject, MARKS[finding.state], escape(finding.detail + advice))
         Console().print(table, highlight=False)
     return int(any(finding.state == "failed" for finding in findings))
 

@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from model_runtime.weights.errors import CheckpointError
 from server.prompt.source import read_json, read_source
 from server.prompt.tokenizer import Tokenizer
-from vision.config import Preprocessor, read_preprocessor
+from vision.config import FAMILIES, Preprocessor, read_preprocessor
 from vision.preprocess.values import PreprocessorError
 
 _TOKEN_KEY = re.compile(r"(?:image|video|vision_start|vision_end|boi|eoi|media_placeholder)_token_(?:id|index)")
@@ -25,7 +25,7 @@ def read_images(model_path: Path) -> Preprocessor | None:
     """The recipe and the tokens for images; None for a model that takes none. Raises CheckpointError for a model of
     images whose files are wrong or not supported."""
     config = read_json(model_path / "config.json") if model_path.is_dir() else {}
-    if not config.get("vision_config"):
+    if not config.get("vision_config") and config.get("model_type") not in FAMILIES:
         return None
     processor = read_json(model_path / "processor_config.json")
     try:
