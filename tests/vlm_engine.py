@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from model_runtime.batch import Batch
-from model_runtime.config import RuntimeConfig
+from model_runtime.config import RuntimeConfig, RuntimeInfo
 from model_runtime.executor import load_executor
 from model_runtime.kv_store import KVLayer
 from model_runtime.runner import LanguageModel
@@ -143,9 +143,10 @@ class Engine:
                 whole_spans=info.whole_span > 0,
             ),
         )
-        self.query_lens: list[list[int]] = []
-        """Tokens of each sequence, step by step."""
+        self.largest_batch = 0
         self.num_jobs = 0
+        self.num_cut_spans = 0
+        """Parts of spans that a step held without the rest."""
 
     def run(self, requests: Iterable[Request]) -> dict[int, Outcome]:
         """Add all, step until done, and check that nothing was left behind."""
@@ -164,8 +165,10 @@ class Engine:
     def _step(self, outcomes: dict[int, Outcome]) -> None:
         plan = self.scheduler.plan(0.0)
         assert plan is not None, "sequences wait and none can run"
-        self.query_lens.append(list(plan.query_lens))
+        self.largest_batch = max(self.largest_batch, len(plan.query_lens))
         self.num_jobs += len(plan.encode.slots)
+        spans = zip(plan.images.lengths, plan.images.starts, plan.images.ends, strict=True)
+        self.num_cut_spans += sum(length < end - start for length, start, end in spans)
         self.scheduler.commit(self._executor.execute(plan), 0.0)
         for event in self.scheduler.take_events():
             outcome = outcomes[event.seq_id]
@@ -175,6 +178,11 @@ class Engine:
             outcome.cached_tokens += event.cached_tokens
             outcome.finish_reason = event.finish_reason
             outcome.message = event.message
+
+    @property
+    def info(self) -> RuntimeInfo:
+        """Facts of the loaded model."""
+        return self._executor.info
 
     def logits_of(self, one: Request) -> tuple[Outcome, Tensor]:
         """A request alone: its outcome, and the logits of every row that was computed, float32 [L, V]."""
