@@ -90,7 +90,8 @@ class PromptImages:
     spans: tuple[Span, ...] = ()
     """Ascending, disjoint; those of an image follow each other."""
     rope_positions: "array[int]" = field(default_factory=ints)
-    """int32 [L, 3] for a prompt of L tokens: temporal, row and column position (M-RoPE); empty for other models."""
+    """int32 [L, 3] for a prompt of L tokens: temporal, row and column position (M-RoPE); empty for other models.
+    A function of the ids and the images before it, so that prompts which begin alike share their blocks."""
     rope_delta: int = 0
     """With rope_positions: the token at position p >= L has p + rope_delta in all three."""
 

@@ -3,19 +3,21 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from scheduler.config import SchedulerConfig
-from scheduler.fake_runtime import FakeRuntime
-from scheduler.plan import SampleRows, StepPlan, ints
-from scheduler.request import FinishReason, Request
+from scheduler.encoder_cache import EncoderLimits
+from scheduler.fake_runtime import IMAGE_TOKEN, FakeRuntime
+from scheduler.plan import ImageJobs, SampleRows, StepPlan, ints
+from scheduler.request import FinishReason, Image, PromptImages, Request, Span
 from scheduler.scheduler import Scheduler
 from scheduler.simulate import simulate
 from scheduler.simulated_load import CostModel, Load, report, run_load
-from scheduler.simulated_requests import random_sampling
-from tests.scheduler.driving import ask, outputs
+from scheduler.simulated_requests import Part, bring_pixels, random_sampling
+from tests.scheduler.driving import ask, make, outputs, picture, show
 
 
 def test_ten_thousand_random_steps() -> None:
@@ -90,6 +92,44 @@ def test_outputs_do_not_depend_on_how_the_work_is_cut(
     assert (scheduler.stats().preemptions > 0) == (num_blocks == 22)
 
 
+def _serve_pictures(
+    config: SchedulerConfig, encoder: EncoderLimits, *, rope: bool
+) -> tuple[dict[int, list[int]], Scheduler]:
+    random = Random(4)
+    pictures = [picture(name, *runs) for name, runs in (("A", (9,)), ("B", (9,)), ("C", (4, 4, 3)), ("D", (30,)))]
+    scheduler = Scheduler(config, num_blocks=200, max_model_len=400, encoder=encoder)
+    runtime = FakeRuntime(200, config.block_size, whole_spans=encoder.whole_spans)
+    for seq_id in range(12):
+        parts: list[Part] = [*range(2, 2 + seq_id % 5)]
+        for _ in range(random.randint(1, 4)):
+            parts += [random.choice(pictures), *[random.randrange(2, 40) for _ in range(random.randrange(6))]]
+        scheduler.add(show(seq_id, parts, rope=rope, max_tokens=12), 0.0)
+    while (plan := scheduler.plan(0.0)) is not None:
+        scheduler.commit(runtime.execute(plan), 0.0)
+    return outputs(scheduler.take_events()), scheduler
+
+
+@pytest.mark.parametrize("whole_spans", [False, True])
+@pytest.mark.parametrize(
+    ("step_tokens", "seats", "room", "max_pixels"),
+    [(31, 1, 30, 1), (43, 12, 30, 10), (99, 12, 45, 500), (500, 12, 999, 9999)],
+)
+def test_outputs_with_images_do_not_depend_on_how_the_work_is_cut(
+    step_tokens: int, seats: int, room: int, max_pixels: int, whole_spans: bool
+) -> None:
+    rope = not whole_spans
+    alone = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=1000, block_size=4, enable_prefix_caching=False)
+    reference, _ = _serve_pictures(alone, EncoderLimits(cache_bytes=1000, bytes_per_embedding=1), rope=rope)
+    config = SchedulerConfig(
+        max_num_seqs=seats, max_num_batched_tokens=step_tokens, max_encode_pixels=max_pixels, block_size=4
+    )
+    encoder = EncoderLimits(cache_bytes=room, bytes_per_embedding=1, whole_spans=whole_spans)
+    result, scheduler = _serve_pictures(config, encoder, rope=rope)
+    assert result == reference
+    assert (scheduler.stats().images_encoded == 4) == (room == 999)
+    assert scheduler.stats().prefix_hits > 0
+
+
 def _plan(**changes: list[int]) -> StepPlan:
     scheduler = Scheduler(SchedulerConfig(block_size=4), num_blocks=4, max_model_len=100)
     scheduler.add(ask(0, 12), 0.0)
@@ -116,6 +156,53 @@ def test_fake_runtime_notices_wrong_plans() -> None:
     runtime.execute(_plan(token_ids=[9, 9], query_lens=[2], kv_lens=[2], block_tables=[1]))  # overwrites block 1
     with pytest.raises(AssertionError, match="holds something else"):
         runtime.execute(_plan(token_ids=[5], query_lens=[1], kv_lens=[length + 1], block_tables=[0, 1, 2, 3]))
+
+
+def _image_plan() -> StepPlan:
+    """Four rows, the two in the middle of an image of three embeddings, whose span is two long."""
+    scheduler = make()
+    image = Image(key=bytes(32), num_embeddings=3, num_pixels=9, pixels=None)
+    images = PromptImages(images=(image,), spans=(Span(1, 2, 0, 1),))
+    request = replace(ask(0, [5, IMAGE_TOKEN, IMAGE_TOKEN, 6]), images=images)
+    scheduler.add(bring_pixels(request, set()), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    return plan
+
+
+def test_fake_runtime_notices_wrong_images() -> None:
+    right = _image_plan()
+    assert FakeRuntime(100, 4).execute(right).failed_slots.tolist() == []
+    assert FakeRuntime(100, 4).execute(right, failing=(0,)).failed_slots.tolist() == [0]
+    wrong = {
+        "embeddings 2..3 of 3": {"firsts": [2]},
+        "a token is taken": {"rows": [2], "ends": [4]},
+        "outside of their span": {"ends": [2]},
+        "spans disagree": {"lengths": [1]},
+    }
+    for message, changes in wrong.items():
+        images = replace(right.images, **{name: ints(values) for name, values in changes.items()})
+        with pytest.raises(AssertionError, match=message):
+            FakeRuntime(100, 4).execute(replace(right, images=images))
+    cut = replace(right, images=replace(right.images, ends=ints([4])))
+    with pytest.raises(AssertionError, match="a span of 3 is cut"):
+        FakeRuntime(100, 4, whole_spans=True).execute(cut)
+    runtime = FakeRuntime(100, 4)
+    runtime.execute(right)
+    with pytest.raises(AssertionError, match="slot 0 is in use"):
+        runtime.execute(right)
+    with pytest.raises(KeyError):
+        FakeRuntime(100, 4).execute(replace(right, encode=ImageJobs()))
+
+
+def test_load_with_images_has_the_expected_figures() -> None:
+    cost = CostModel(step_seconds=0.0, token_seconds=0.0, pair_seconds=0.0, pixel_seconds=0.001)
+    load = Load(rate=0.001, requests=20, images=2, different_images=3, image_tokens=30, image_pixels=500)
+    result = run_load(SchedulerConfig(), cost, load)
+    assert (len(result.timings), result.stats.images_encoded) == (20, 3)
+    seconds = sum(timing.first_token - timing.arrival for timing in result.timings)
+    assert seconds == pytest.approx(3 * 0.5)
+    assert "3 images encoded" in report(result)
 
 
 def test_load_report_has_the_expected_figures() -> None:
