@@ -139,15 +139,15 @@ class ImagePlanner:
         )
         return encode, drops
 
-    def finish_jobs(self, failed_slots: "array[int]") -> set[bytes]:
+    def finish_jobs(self, failed_slots: "array[int]") -> list[bytes]:
         """The step was executed; the keys of images that could not be encoded. Those that need them must end, then
         `discard` forgets each."""
         jobs, self._jobs = self._jobs, []
-        failed = {job.key for job in jobs if job.slot in failed_slots}
+        failed = [job.key for job in jobs if job.slot in failed_slots]
         assert len(failed) == len(failed_slots), f"slots {failed_slots.tolist()} failed that were not to be encoded"
         return failed
 
-    def needs(self, seq: Sequence, keys: set[bytes]) -> bool:
+    def needs(self, seq: Sequence, keys: list[bytes]) -> bool:
         """Whether a sequence has pinned one of these images."""
         return any(image.key in keys for image in seq.request.images.images[seq.next_image : seq.num_pinned])
 

@@ -258,7 +258,7 @@ class Scheduler:
         if event.finish_reason is not None:
             self._remove(seq)
 
-    def _end_without_images(self, failed: set[bytes]) -> None:
+    def _end_without_images(self, failed: list[bytes]) -> None:
         """End the sequences that need images which could not be encoded; what this step computed for them is void."""
         if failed:
             for seq in [seq for seq in self._running if self._images.needs(seq, failed)]:
