@@ -18,6 +18,7 @@ from io import BytesIO
 from typing import NamedTuple
 
 import numpy as np
+import PIL
 from PIL import Image
 
 from server.images import ImagePipeline, usable_cores
@@ -108,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(sys.modules[__name__].__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="of each measurement; the best counts (default: 3)")
     rounds = parser.parse_args().rounds
-    print(f"{usable_cores()} cores, Pillow {Image.__version__}, {IMAGES} requests at the same time")
+    print(f"{usable_cores()} cores, Pillow {PIL.__version__}, {IMAGES} requests at the same time")
     print(
         f"{'height x width':>15} {'KiB':>5} {'Pillow/s':>9} {'here/s':>7} {'share':>6} {'processor':>10} {'lag ms':>7}"
     )

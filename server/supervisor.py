@@ -40,6 +40,10 @@ EXIT_LOST_SOCKET = 1
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Compute threads sleep while they wait: one that spins on a busy core costs the gateway milliseconds."""
 
+MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+"""Freed blocks of a megabyte go back to the system at once. Otherwise the C library learns from the first images to keep
+blocks of up to 32 MiB in each thread's heap, and a run of photographs leaves the API process 100 MB larger for good."""
+
 
 class Child:
     """A child process and the pipe that tells it that the supervisor lives."""
@@ -92,7 +96,7 @@ class Supervisor:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(socket_address(self._run_dir))
         self._send(wire.Watch())
-        self._api = Child("server.api_process", [str(self._run_dir)], config, {})
+        self._api = Child("server.api_process", [str(self._run_dir)], config, MALLOC_SETTINGS)
         self._engine = self._start_engine()
 
     def _start_engine(self) -> Child:

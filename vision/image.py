@@ -77,6 +77,10 @@ MIRRORED = {
 }
 """Orientation -> where stored rows and columns go in the upright image, after its transposition if it is sideways."""
 
+COSTS = {"WebP": 2}
+"""How many times as much memory a pixel takes as in other formats, where it is at most eight bytes (ten in AVIF and
+HEIC): Pillow's decoder for WebP makes four copies with four bytes each."""
+
 PILLOW_MODULES = r"PIL\."
 IGNORED_WARNINGS = ("ignore", None, Warning, re.compile(PILLOW_MODULES), 0)
 
@@ -87,8 +91,8 @@ def admit_all(pixels: int) -> None:
 
 def decode(data: bytes, limits: ImageLimits, admit: Callable[[int], None] = admit_all) -> Image.Image:
     """The picture that the file shows, of mode RGB and loaded. Bytes, side and pixels are checked before any pixel is
-    decoded; then `admit` is called with their number, and may wait until there is memory for them: at most seven bytes
-    for each, four of which the result keeps.
+    decoded; then `admit` is called with their number, in units of about eight bytes of memory, and may wait until there
+    are so many. The result keeps four bytes of each pixel.
 
     Raises ImageTooLarge, UnsupportedImage, CorruptImage.
     """
@@ -97,7 +101,7 @@ def decode(data: bytes, limits: ImageLimits, admit: Callable[[int], None] = admi
     name = sniff(data)
     plugin = _plugin(name)
     if name == "WebP":
-        _check_size(webp_size(data), limits)
+        _check_size(webp_size(data), name, limits)
     _ignore_warnings_of_pillow()
     try:
         upright = _read(plugin, data, name, limits, admit)
@@ -113,10 +117,10 @@ def _read(
 ) -> Image.Image | npt.NDArray[np.uint8]:
     """A function of its own, so that what the file was decoded into is gone when it returns."""
     with plugin(BytesIO(data)) as image:
-        _check_size(image.size, limits)
+        _check_size(image.size, name, limits)
         _check_compression(image)
         check_whole(data, name)
-        admit(image.width * image.height)
+        admit(image.width * image.height * COSTS.get(name, 1))
         return _upright_rgb(image)
 
 
@@ -131,12 +135,16 @@ def _plugin(name: str) -> type[ImageFile.ImageFile]:
     return plugin
 
 
-def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
+def _check_size(size: tuple[int, int], name: str, limits: ImageLimits) -> None:
     width, height = size
     if max(size) > limits.max_image_side:
         raise ImageTooLarge(f"The image is {width} x {height}; the limit is {limits.max_image_side} pixels a side")
-    if width * height > limits.max_image_pixels:
-        raise ImageTooLarge(f"The image is {width} x {height}; the limit is {limits.max_image_pixels} pixels")
+    cost = COSTS.get(name, 1)
+    if width * height * cost > limits.max_image_pixels:
+        kind = f" of a {name} file" if cost > 1 else ""
+        raise ImageTooLarge(
+            f"The image is {width} x {height}; the limit is {limits.max_image_pixels // cost} pixels{kind}"
+        )
 
 
 def _check_compression(image: ImageFile.ImageFile) -> None:

@@ -21,13 +21,16 @@ class ImageLimits:
     )
     max_image_pixels: int = field(
         default=4096 * 3072,
-        metadata={"help": "width times height of one image; larger ones get 413 before anything is decoded"},
+        metadata={
+            "help": "width times height of one image, which WebP files count twice; larger ones get 413 before any of "
+            "it is decoded"
+        },
     )
     max_image_side: int = field(default=16_384, metadata={"help": "width or height of one image, in pixels"})
     max_decoding_pixels: int = field(
         default=4096 * 3072,
         metadata={
-            "help": "pixels of all images that are decoded at the same time, each about 7 bytes of memory; one image "
+            "help": "pixels of all images that are decoded at the same time, each about 8 bytes of memory; one image "
             "always goes"
         },
     )

@@ -243,7 +243,8 @@ def test_pixels_are_admitted_once_before_they_are_decoded() -> None:
     decode(FILES["webp"], LIMITS, asked.append)
     with pytest.raises(ImageTooLarge):
         decode(FILES["webp"], ImageLimits(max_image_side=60), asked.append)
-    assert asked == [41 * 67]
+    decode(FILES["png"], LIMITS, asked.append)
+    assert asked == [41 * 67 * 2, 41 * 67]
 
 
 def test_one_pixel() -> None:

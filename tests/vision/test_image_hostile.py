@@ -131,6 +131,14 @@ def test_limits_are_met_exactly() -> None:
             decode(image, limits)
 
 
+def test_webp_counts_twice() -> None:
+    """Its decoder takes sixteen bytes a pixel, twice as much as any other."""
+    image = save(Image.fromarray(noise(10, 20)), "WEBP")
+    assert decode(image, ImageLimits(max_image_pixels=400)).size == (20, 10)
+    with pytest.raises(ImageTooLarge, match="20 x 10; the limit is 199 pixels of a WebP file"):
+        decode(image, ImageLimits(max_image_pixels=399))
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
