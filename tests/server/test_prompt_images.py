@@ -1,10 +1,12 @@
 """Images stand where the template puts them, whatever users type; counts, spans, positions and limits are right."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scheduler.request import NO_IMAGES, Span
 from server.errors import BadRequest
@@ -107,6 +109,38 @@ def test_what_a_user_types_is_text(name: str, count: int) -> None:
     assert positions_of_images(typed) == [place for place, id in enumerate(typed.ids) if id == token]
     shown = tokenizer.decode(typed.ids, skip_special_tokens=True)
     assert all(text in shown for text in texts)
+
+
+def pieces_of(literals: list[str]) -> st.SearchStrategy[str]:
+    """Beginnings, middles and ends of special tokens in any case, and what might hide them."""
+    cut = st.tuples(st.sampled_from(literals), st.integers(0, 30), st.integers(0, 30))
+    part = cut.map(lambda drawn: drawn[0][min(drawn[1:]) : max(drawn[1:])])
+    other = st.sampled_from([*literals, *map(str.upper, literals), " ", "\n", "\ufdd0", "\ufdd1", "\\ufdd1", "x"])
+    return st.lists(part | other, min_size=1, max_size=4).map("".join)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_text_between_images_completes_a_token(name: str) -> None:
+    tokenizer, preprocessor = FAMILIES[name]
+    kinds = st.lists(pieces_of(tokenizer.special_literals) | st.none(), min_size=1, max_size=5)
+
+    @settings(max_examples=60, deadline=None)
+    @given(kinds, pieces_of(tokenizer.special_literals))
+    def check(parts: list[str | None], reply: str) -> None:
+        images = [WIDE] * parts.count(None)
+
+        def prompt(spell: Callable[[str], str]) -> ChatPrompt:
+            content = [image_part() if part is None else text_part(spell(part)) for part in parts]
+            answer: Message = {"role": "assistant", "content": spell(reply)}
+            return build(name, [user(*content), answer, user(text_part(spell(reply)))], images)
+
+        typed, plain = prompt(str), prompt(lambda _: "w")
+        specials = [[id for id in each.ids if tokenizer.is_special(id)] for each in (typed, plain)]
+        assert specials[0] == specials[1]
+        token = preprocessor.image_token_id
+        assert positions_of_images(typed) == [place for place, id in enumerate(typed.ids) if id == token]
+
+    check()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
