@@ -1,4 +1,4 @@
-"""Checkpoints whose images need more than bytes on the wire, through a whole server: the text is that of transformers."""
+"""Checkpoints whose images need more than bytes on the wire, through a whole server: text as transformers'."""
 
 from pathlib import Path
 from typing import Any

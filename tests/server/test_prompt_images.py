@@ -76,11 +76,11 @@ def test_texts_and_images_interleave(name: str) -> None:
     assert prompt.ids == ids_of(name, text)
     token = FAMILIES[name][1].image_token_id
     assert positions_of_images(prompt) == [place for place, id in enumerate(prompt.ids) if id == token]
-    for index, (image, given) in enumerate(zip(prompt.images.images, images, strict=True)):
+    for index, (image, source) in enumerate(zip(prompt.images.images, images, strict=True)):
         runs = [span for span in prompt.images.spans if span.image == index]
         assert [span.first for span in runs] == [0, *itertools.accumulate(span.length for span in runs)][:-1]
         assert image.num_embeddings == sum(span.length for span in runs) > 0
-        assert (image.key, image.pixels, image.num_pixels) == (given.key, given.pixels, given.pixels.num_pixels)
+        assert (image.key, image.pixels, image.num_pixels) == (source.key, source.pixels, source.pixels.num_pixels)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -124,7 +124,7 @@ def test_no_text_between_images_completes_a_token(name: str) -> None:
     tokenizer, preprocessor = FAMILIES[name]
     kinds = st.lists(pieces_of(tokenizer.special_literals) | st.none(), min_size=1, max_size=5)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(kinds, pieces_of(tokenizer.special_literals))
     def check(parts: list[str | None], reply: str) -> None:
         images = [WIDE] * parts.count(None)
