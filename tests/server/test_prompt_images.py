@@ -111,6 +111,19 @@ def test_what_a_user_types_is_text(name: str, count: int) -> None:
     assert all(text in shown for text in texts)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parts_that_complete_each_other(name: str) -> None:
+    tokenizer = FAMILIES[name][0]
+
+    def specials(*words: str) -> list[int]:
+        prompt = build(name, [user(*map(text_part, words), image_part())], [WIDE])
+        return [id for id in prompt.ids if tokenizer.is_special(id)]
+
+    for literal in sorted(tokenizer.special_literals):
+        for cut in (1, len(literal) // 2, len(literal) - 1):
+            assert specials(literal[:cut], literal[cut:]) == specials("x", "y")
+
+
 def pieces_of(literals: list[str]) -> st.SearchStrategy[str]:
     """Beginnings, middles and ends of special tokens in any case, and what might hide them."""
     cut = st.tuples(st.sampled_from(literals), st.integers(0, 30), st.integers(0, 30))
