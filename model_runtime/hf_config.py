@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from model_runtime.config import ModelConfig
 from model_runtime.hf_deepseek import with_deepseek
-from model_runtime.hf_rope import read_ropes
+from model_runtime.hf_rope import LAYER_TYPES, read_ropes
 from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
 from model_runtime.models.composites import COMPOSITES, Composite
 from model_runtime.models.families import FAMILIES, Family
@@ -71,7 +71,11 @@ def _windows_by_type(config: Json, num_layers: int, window: int) -> tuple[int, .
     if layer_types is None:
         pattern = integer(config, "sliding_window_pattern")
         return tuple(window if (layer + 1) % pattern else 0 for layer in range(num_layers))
-    if not isinstance(layer_types, list) or len(layer_types) != num_layers or not sizes.keys() >= set(layer_types):
+    if (
+        not isinstance(layer_types, list)
+        or len(layer_types) != num_layers
+        or any(layer_type not in LAYER_TYPES for layer_type in layer_types)
+    ):
         fail("layer_types", layer_types, f"{num_layers} of {', '.join(sizes)}")
     return tuple(sizes[layer_type] for layer_type in layer_types)
 

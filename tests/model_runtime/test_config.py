@@ -376,6 +376,7 @@ GEMMA: dict[str, object] = {"model_type": "gemma3_text"}
         (SMALL | GEMMA | {"sliding_window": None}, "sliding_window must be a positive integer"),
         (SMALL | GEMMA | {"rope_parameters": {"rope_type": "default"}}, "full_attention and sliding_attention"),
         (SMALL | GEMMA | {"layer_types": ["full_attention"]}, "layer_types must be 3 of"),
+        (SMALL | GEMMA | {"layer_types": [{}, [], 3]}, "layer_types must be 3 of"),
     ],
 )
 def test_refusals_of_vision_models_and_gemma(config: dict[str, object], words: str) -> None:
