@@ -41,8 +41,8 @@ OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Compute threads sleep while they wait: one that spins on a busy core costs the gateway milliseconds."""
 
 MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-"""Freed blocks of a megabyte go back to the system at once. Otherwise the C library learns from the first images to keep
-blocks of up to 32 MiB in each thread's heap, and a run of photographs leaves the API process 100 MB larger for good."""
+"""Freed blocks of a megabyte go back to the system at once. Otherwise the C library learns from the first images to
+keep blocks of up to 32 MiB in each thread's heap: a few photographs leave the API process 100 MB larger for good."""
 
 
 class Child:

@@ -63,19 +63,16 @@ TIFF_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946)
 decoder that strangers could feed."""
 
 ORIENTATION = 0x0112
-SIDEWAYS = (5, 6, 7, 8)
-"""Orientations whose stored rows are upright columns."""
-UNCHANGED, REVERSED = slice(None), slice(None, None, -1)
-MIRRORED = {
-    2: (UNCHANGED, REVERSED),
-    3: (REVERSED, REVERSED),
-    4: (REVERSED, UNCHANGED),
-    5: (UNCHANGED, UNCHANGED),
-    6: (REVERSED, UNCHANGED),
-    7: (REVERSED, REVERSED),
-    8: (UNCHANGED, REVERSED),
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
 }
-"""Orientation -> where stored rows and columns go in the upright image, after its transposition if it is sideways."""
+"""Orientation -> what makes the stored picture upright."""
 
 COSTS = {"WebP": 2}
 """How many times as much memory a pixel takes as in other formats, where it is at most eight bytes (ten in AVIF and
@@ -104,24 +101,38 @@ def decode(data: bytes, limits: ImageLimits, admit: Callable[[int], None] = admi
         _check_size(webp_size(data), name, limits)
     _ignore_warnings_of_pillow()
     try:
-        upright = _read(plugin, data, name, limits, admit)
+        image, orientation = _loaded(plugin, data, name, limits, admit)
+        return image.transpose(TURNS[orientation]) if orientation in TURNS else image
     except Image.DecompressionBombError as error:
         raise ImageTooLarge("The image has more pixels than the decoder allows") from error
     except DECODE_ERRORS as error:
         raise CorruptImage(f"The {name} file is truncated or broken: {str(error)[:80]}") from error
-    return upright if isinstance(upright, Image.Image) else Image.fromarray(upright)
+
+
+def _loaded(
+    plugin: type[ImageFile.ImageFile], data: bytes, name: str, limits: ImageLimits, admit: Callable[[int], None]
+) -> tuple[Image.Image, int]:
+    """The first frame as stored, and its orientation. A function of its own, as the next one, so that what a step was
+    made from is gone before the step after it."""
+    pixels, orientation = _read(plugin, data, name, limits, admit)
+    return (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)), orientation
 
 
 def _read(
     plugin: type[ImageFile.ImageFile], data: bytes, name: str, limits: ImageLimits, admit: Callable[[int], None]
-) -> Image.Image | npt.NDArray[np.uint8]:
-    """A function of its own, so that what the file was decoded into is gone when it returns."""
+) -> tuple[Image.Image | npt.NDArray[np.uint8], int]:
     with plugin(BytesIO(data)) as image:
         _check_size(image.size, name, limits)
         _check_compression(image)
         check_whole(data, name)
         admit(image.width * image.height * COSTS.get(name, 1))
-        return _upright_rgb(image)
+        raw = raw_mode(image)
+        image.load()
+        # TIFF's plugin turns its image itself
+        orientation = 1 if isinstance(image, TiffImageFile) else _orientation(image)
+        return (
+            image if image.mode == "RGB" and not image.has_transparency_data else _on_white(image, raw)
+        ), orientation
 
 
 def _plugin(name: str) -> type[ImageFile.ImageFile]:
@@ -154,20 +165,10 @@ def _check_compression(image: ImageFile.ImageFile) -> None:
             raise UnsupportedImage(f"The TIFF file is compressed in a way that is not read: method {number}")
 
 
-def _upright_rgb(image: ImageFile.ImageFile) -> Image.Image | npt.NDArray[np.uint8]:
-    """Loads the first frame. Most are RGB and upright, and stay as they are; the rows of others are written to where
-    they belong in the upright result, which is only made an image when what it was made from is gone. TIFF's plugin
-    turns its image itself."""
-    raw = raw_mode(image)
-    image.load()
-    orientation = 1 if isinstance(image, TiffImageFile) else _orientation(image)
-    if image.mode == "RGB" and orientation not in MIRRORED and not image.has_transparency_data:
-        return image
-    width, height = image.size
-    rgb = np.empty((width, height, 3) if orientation in SIDEWAYS else (height, width, 3), np.uint8)
-    stored = rgb.transpose(1, 0, 2) if orientation in SIDEWAYS else rgb
-    fill_on_white(image, raw, stored[MIRRORED.get(orientation, (UNCHANGED, UNCHANGED))])
-    return rgb
+def _on_white(image: ImageFile.ImageFile, raw: str) -> npt.NDArray[np.uint8]:
+    rgb_HWC = np.empty((image.height, image.width, 3), np.uint8)
+    fill_on_white(image, raw, rgb_HWC)
+    return rgb_HWC
 
 
 def _orientation(image: Image.Image) -> int:
