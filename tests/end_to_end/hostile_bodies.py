@@ -103,6 +103,17 @@ CHATS = {
     "a number": (_says(5), "messages[0].content"),
     "text for a part": (_says(["x"]), "messages[0].content[0]"),
     "a part without text": (_says([{"type": "text"}]), "messages[0].content[0]"),
+    "an image without a URL": (_says([{"type": "image_url"}]), "messages[0].content[0]"),
+    "an image with an empty URL": (_says([{"type": "image_url", "image_url": ""}]), "messages[0].content[0].image_url"),
+    "an image with a number": (_says([{"type": "image_url", "image_url": 5}]), "messages[0].content[0].image_url"),
+    "an image of nowhere": (
+        _says([{"type": "image_url", "image_url": {"url": None}}]),
+        "messages[0].content[0].image_url.url",
+    ),
+    "an image in no detail": (
+        _says([{"type": "image_url", "image_url": {"url": "data:,", "detail": "none"}}]),
+        "messages[0].content[0].image_url.detail",
+    ),
     "an image": (_says([{"type": "image_url", "image_url": {"url": "data:,"}}]), "messages"),
     "a tool's answer to nothing": (_chat(messages=[{"role": "tool", "content": "x"}]), "messages[0]"),
     "too long": (_says("word " * 10_000), "messages"),
