@@ -9,7 +9,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from tests.vision.preprocess_pictures import SIZES, as_pil, numbers, picture, pictures
-from vision.preprocess import clip, pixtral
+from vision.preprocess import clip, common, pixtral
 from vision.preprocess.common import ImageShapeError, Recipe
 from vision.preprocess.values import PreprocessorError, Values
 
@@ -20,7 +20,9 @@ CLIP_CONFIGS = (
     {"size": {"shortest_edge": 20}, "crop_size": {"height": 31, "width": 36}, "resample": 2},
     {"size": {"height": 24, "width": 40}, "do_center_crop": False, "image_mean": [0.1, 0.2, 0.3]},
 )
-LLAVA_CONFIGS = tuple(config | {"do_pad": True} for config in CLIP_CONFIGS)
+LLAVA_CONFIGS = tuple(
+    config | {"do_pad": True} for config in (*CLIP_CONFIGS, {"size": 37, "crop_size": 35, "resample": 0})
+)
 SIGLIP_CONFIGS = ({"size": {"height": 30, "width": 30}}, {"size": {"height": 45, "width": 28}, "resample": 2})
 PIXTRAL_CONFIGS = (
     ({"size": {"longest_edge": 84}}, 28),
@@ -48,6 +50,14 @@ def test_llava(config: dict[str, object]) -> None:
     check(clip.read_llava(Values(config)), LlavaImageProcessorPil(**config), SIZES)
 
 
+@pytest.mark.parametrize("band_pixels", [1, 700, 50_000])
+def test_bands_of_a_padded_square_do_not_show(band_pixels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "BAND_PIXELS", band_pixels)
+    sizes = ((1, 1), (3, 17), (17, 3), (99, 40), (40, 99), (200, 7), (56, 57), (57, 56), (333, 111))
+    for config in (*LLAVA_CONFIGS, {"size": 336, "crop_size": 336, "do_pad": True}):
+        check(clip.read_llava(Values(config)), LlavaImageProcessorPil(**config), sizes)
+
+
 @pytest.mark.parametrize("config", SIGLIP_CONFIGS)
 def test_siglip(config: dict[str, object]) -> None:
     check(clip.read_siglip(Values(config)), SiglipImageProcessorPil(**config), SIZES)
@@ -66,6 +76,7 @@ def test_pixtral(config: dict[str, object], unit: int) -> None:
 
 def test_published_sizes_and_long_images() -> None:
     check(clip.read_clip(Values({})), CLIPImageProcessorPil(), BIG)
+    check(clip.read_llava(Values({"do_pad": True})), LlavaImageProcessorPil(do_pad=True), (*BIG, (900, 1200)))
     check(clip.read_siglip(Values({})), SiglipImageProcessorPil(), BIG)
     check(clip.read_gemma3(Values({})), Gemma3ImageProcessorPil(), BIG)
     check(pixtral.read(Values({}), 16), PixtralImageProcessorPil(), BIG)
@@ -86,8 +97,8 @@ def test_a_line_is_refused_before_it_becomes_gigabytes() -> None:
         with pytest.raises(ImageShapeError, match=r"4000 x 1 pixels would be resized to 1344000 x 336.*16777216"):
             call()
     padded = clip.read_llava(Values({"size": 336, "crop_size": 336, "do_pad": True}))
-    with pytest.raises(ImageShapeError, match=r"4097 x 1 pixels would be resized to 4097 x 4097.*16777216"):
-        padded.layout(1, 4097)
+    with pytest.raises(ImageShapeError, match=r"9000 x 1 pixels would be resized to 9000 x 9000.*67108864"):
+        padded.layout(1, 9000)
     with pytest.raises(ImageShapeError, match="nothing"):
         pixtral.read(Values({}), 16).tiles(line)
 

@@ -16,7 +16,7 @@ from vision.preprocess.common import (
     UInt8,
     center_crop,
     check_size,
-    pad_to_square,
+    resize_square,
     sides,
     stacked,
     target_size,
@@ -47,9 +47,12 @@ class OneView:
 
     def tiles(self, image: Image.Image) -> UInt8:
         """uint8 [1, H, W, 3]. Raises ImageShapeError."""
+        side = max(image.size)
         if self.square:
-            image = pad_to_square(image, self.finish.mean)
-        image = self.finish.resize(image, *target_size(*sides(image), self.target))
+            height, width = target_size(side, side, self.target)
+            image = resize_square(image, self.finish.mean, self.finish, height, width)
+        else:
+            image = self.finish.resize(image, *target_size(*sides(image), self.target))
         if self.crop is not None:
             image = center_crop(image, *self.crop)
         return stacked([image])

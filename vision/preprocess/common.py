@@ -26,8 +26,10 @@ Float = NDArray[np.float32]
 MAX_RESIZED_PIXELS = 1 << 24
 """Pixels of a resized image (4096 x 4096): recipes that scale the shortest edge would make gigabytes of a line."""
 
-MAX_SQUARE_PIXELS = 1 << 24
-"""Pixels of an image that is padded to a square before it is resized: room for a photograph of 4096 x 3072."""
+MAX_SQUARE_PIXELS = 1 << 26
+"""Pixels of the square that an image is padded to before it is resized. It is made band by band, so this bounds the
+work, not the memory."""
+BAND_PIXELS = 1 << 18
 
 
 class ImageShapeError(ImageError):
@@ -128,14 +130,32 @@ def center_crop(image: Image.Image, height: int, width: int) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def pad_to_square(image: Image.Image, mean: Sequence[float]) -> Image.Image:
-    """The image in the middle of a square of its longer side, in the mean colour (values 0 to 1)."""
+def resize_square(image: Image.Image, mean: Sequence[float], finish: Finish, height: int, width: int) -> Image.Image:
+    """height x width of the square of the longer side that has the image in the middle and the mean colour (values 0 to
+    1) around it. Raises ImageShapeError.
+
+    Where both sides change alike, Pillow resizes rows first, rounds, and then columns; done so here, only a band of the
+    square is ever in memory, and every pixel is that of the whole square resized. (Where they do not, its order depends
+    on the sizes; no known model asks for that.)
+    """
     side = max(image.size)
     check_size(image.height, image.width, side, side, most=MAX_SQUARE_PIXELS)
     red, green, blue = (int(value * 255) for value in mean)
-    square = Image.new("RGB", (side, side), (red, green, blue))
-    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-    return square
+    if height != width:
+        square = Image.new("RGB", (side, side), (red, green, blue))
+        square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+        return finish.resize(square, height, width)
+    narrow = Image.new("RGB", (width, side), (red, green, blue))
+    if image.width == side:
+        narrow.paste(finish.resize(image, image.height, width), (0, (side - image.height) // 2))
+        return finish.resize(narrow, height, width)
+    rows = max(BAND_PIXELS // side, 1)
+    for top in range(0, side, rows):
+        bottom = min(top + rows, side)
+        band = Image.new("RGB", (side, bottom - top), (red, green, blue))
+        band.paste(image.crop((0, top, image.width, bottom)), ((side - image.width) // 2, 0))
+        narrow.paste(finish.resize(band, bottom - top, width), (0, top))
+    return finish.resize(narrow, height, width)
 
 
 def cut(image: Image.Image, height: int, width: int) -> list[Image.Image]:
