@@ -5,6 +5,7 @@
 // rounding errors small (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Everything else here (how many
 // rows and panels are in registers at once, the order of loops, the threads) moves work around and never changes that.
 #include <algorithm>
+#include <memory>
 
 #include "pool.h"
 #include "vec.h"
@@ -14,6 +15,7 @@ namespace {
 constexpr int64_t K_BLOCK = 256;
 constexpr int64_t CHAIN = 32;
 constexpr int64_t ROW_BLOCK = 240;  // rows whose K_BLOCK columns stay in the second-level cache
+constexpr int64_t ROW_STEP = K_BLOCK + PANEL;  // from a copied row to the next: no multiple of a page
 constexpr int64_t STREAM_AHEAD = 32;  // k that a lone tile fetches ahead
 
 #ifdef __AVX512F__
@@ -37,8 +39,9 @@ struct Problem {
 };
 
 // Add the sums of one tile to y; the first block of k overwrites, the last one adds the bias.
-template <int MR>
-INLINE void finish(const Problem& p, const vec (&acc)[MR][NV], int64_t row, int64_t panel, bool first, bool last) {
+template <int MR, int NP>
+INLINE void finish(const Problem& p, const vec (&acc)[MR][NP * NV], int q, int64_t row, int64_t panel, bool first,
+                   bool last) {
     constexpr int W = sizeof(vec) / 4;
     const int64_t column = panel * PANEL, count = std::min(PANEL, p.N - column);
     float bias[PANEL] = {}, tail[PANEL] = {};
@@ -49,7 +52,8 @@ INLINE void finish(const Problem& p, const vec (&acc)[MR][NV], int64_t row, int6
         float* target = count == PANEL ? y : tail;
         if (count < PANEL && !first) std::copy_n(y, count, tail);
         for (int v = 0; v < NV; v++) {
-            vec sum = first ? acc[r][v] : load<vec>(target + v * W) + acc[r][v];
+            const vec part = acc[r][q * NV + v];
+            vec sum = first ? part : load<vec>(target + v * W) + part;
             if (add_bias) sum += load<vec>(bias + v * W);
             store(target + v * W, sum);
         }
@@ -63,36 +67,47 @@ struct Ahead {
     int64_t step;
 };
 
-// MR rows times NP panels over one block of k. `b` points at the first panel's block; panels lie K * 16 apart.
-template <int MR, int NP, class T>
-__attribute__((noinline)) void tile(const Problem& p, const T* b, int64_t row, int64_t panel, int64_t k0, int64_t k,
-                                    Ahead ahead) {
-    vec sums[NP][MR][NV] = {};
-    const float* a = p.x + row * p.K + k0;
+// The operands of tiles over one block of k: some rows from `row` on and some panels from `panel` on.
+template <class T> struct Operands {
+    const float* a;
+    const T* b;
+    int64_t row, panel, k0, k;
+};
+
+// MR rows times NP panels over one block of k. COPIED: rows and panels are those of `Copies`, not of x and w.
+template <int MR, int NP, bool COPIED, class T>
+__attribute__((noinline)) void tile(const Problem& p, const Operands<T>& o, Ahead ahead) {
+    const int64_t row_step = COPIED ? ROW_STEP : p.K, panel_step = COPIED ? K_BLOCK * PANEL : p.K * PANEL;
+    constexpr int W = sizeof(vec) / 4;
+    vec sums[MR][NP * NV] = {};
     const char* fetch = static_cast<const char*>(ahead.start);
-    for (int64_t i = 0; i < k;) {
-        vec acc[NP][MR][NV] = {};
-        for (const int64_t chain_end = std::min(k, i + CHAIN); i < chain_end; i++, fetch += ahead.step) {
-            if constexpr (NP == 1) __builtin_prefetch(fetch);
-#pragma GCC unroll 4
-            for (int q = 0; q < NP; q++)
-                multiply_add<vec, MR, NV>(a + i, p.K, b + (q * p.K + i) * PANEL, PANEL, 1, acc[q]);
+    for (int64_t i = 0; i < o.k;) {
+        vec acc[MR][NP * NV] = {};
+        for (const int64_t chain_end = std::min(o.k, i + CHAIN); i < chain_end; i++, fetch += ahead.step) {
+            if constexpr (NP == 1 || COPIED) __builtin_prefetch(fetch);
+            vec column[NP * NV];
+#pragma GCC unroll 8
+            for (int v = 0; v < NP * NV; v++)
+                column[v] = load<vec>(o.b + v / NV * panel_step + i * PANEL + v % NV * W);
+#pragma GCC unroll 16
+            for (int r = 0; r < MR; r++) {
+                const vec x = splat<vec>(o.a[r * row_step + i]);
+#pragma GCC unroll 8
+                for (int v = 0; v < NP * NV; v++) acc[r][v] = fused(x, column[v], acc[r][v]);
+            }
         }
         asm volatile("" ::"r"(sums) : "memory");  // sums stay in memory: the registers are for the chain
-        for (int q = 0; q < NP; q++)
-            for (int r = 0; r < MR; r++)
-                for (int v = 0; v < NV; v++) sums[q][r][v] += acc[q][r][v];
+        for (int r = 0; r < MR; r++)
+            for (int v = 0; v < NP * NV; v++) sums[r][v] += acc[r][v];
         asm volatile("" ::"r"(sums) : "memory");
     }
-    for (int q = 0; q < NP; q++) finish<MR>(p, sums[q], row, panel + q, k0 == 0, k0 + k == p.K);
+    for (int q = 0; q < NP; q++) finish<MR, NP>(p, sums, q, o.row, o.panel + q, o.k0 == 0, o.k0 + o.k == p.K);
 }
 
-// One tile of `rows` <= MAX_ROWS rows and one panel.
-template <int MR, class T>
-INLINE void tile_of(int rows, const Problem& p, const T* b, int64_t row, int64_t panel, int64_t k0, int64_t k,
-                    Ahead ahead) {
-    if (rows == MR) return tile<MR, 1, T>(p, b, row, panel, k0, k, ahead);
-    if constexpr (MR > 1) tile_of<MR - 1, T>(rows, p, b, row, panel, k0, k, ahead);
+// One tile of `rows` <= MAX_ROWS copied rows and NP copied panels.
+template <int MR, int NP> INLINE void tile_of(int rows, const Problem& p, const Operands<float>& o, Ahead ahead) {
+    if (rows == MR) return tile<MR, NP, true>(p, o, ahead);
+    if constexpr (MR > 1) tile_of<MR - 1, NP>(rows, p, o, ahead);
 }
 
 // All M <= MAX_ROWS rows in one tile: stream the panels through once, several side by side.
@@ -106,42 +121,57 @@ template <int MR, class T> void stream_panels(const Problem& p, int64_t panel, i
         for (int64_t k0 = 0; k0 < p.K; k0 += K_BLOCK) {
             const int64_t k = std::min(K_BLOCK, p.K - k0);
             const T* b = w + (panel * p.K + k0) * PANEL;
+            const Operands<T> o{p.x + k0, b, 0, panel, k0, k};
             const Ahead ahead{b + STREAM_AHEAD * PANEL, PANEL * sizeof(T)};
-            several ? tile<MR, NP, T>(p, b, 0, panel, k0, k, ahead) : tile<MR, 1, T>(p, b, 0, panel, k0, k, ahead);
+            several ? tile<MR, NP, false>(p, o, ahead) : tile<MR, 1, false>(p, o, ahead);
         }
         panel += several ? NP : 1;
     }
 }
 
-// Rows [row, row_end) times one panel over one block of k, in tiles of nearly equal height. Meanwhile the next panel's
-// block, `next_bytes` at `next`, is fetched, a part by each tile.
-template <class T>
-void tile_rows(const Problem& p, const T* b, int64_t row, int64_t row_end, int64_t panel, int64_t k0, int64_t k,
-               const void* next, int64_t next_bytes) {
-    const int64_t tiles = (row_end - row + MAX_ROWS - 1) / MAX_ROWS;
+// `num_rows` rows times NP panels over one block of k, in tiles of nearly equal height. Meanwhile the block that comes
+// next, `next_bytes` at `next`, is fetched, a part by each tile.
+template <int NP>
+void tile_rows(const Problem& p, Operands<float> o, int64_t num_rows, const void* next, int64_t next_bytes) {
+    const int64_t tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
     for (int64_t t = 0; t < tiles; t++) {
-        const int64_t rows = (row_end - row + tiles - t - 1) / (tiles - t);
-        const Ahead ahead{static_cast<const char*>(next) + next_bytes * t / tiles, next_bytes / (tiles * k)};
-        tile_of<MAX_ROWS, T>(int(rows), p, b, row, panel, k0, k, ahead);
-        row += rows;
+        const int64_t rows = (num_rows + tiles - t - 1) / (tiles - t);
+        const Ahead ahead{static_cast<const char*>(next) + next_bytes * t / tiles, next_bytes / (tiles * o.k)};
+        tile_of<MAX_ROWS, NP>(int(rows), p, o, ahead);
+        o.a += rows * ROW_STEP;
+        o.row += rows;
+        num_rows -= rows;
     }
 }
 
+// Some rows and panels of a block of k, copied together: the rows do not crowd the same places of the cache, and the
+// storage type of the panels is expanded once.
+struct alignas(64) Copies {
+    static constexpr int NP = panels_at_once(MAX_ROWS);  // as many as there are registers for
+    float rows[ROW_BLOCK * ROW_STEP], panels[NP * K_BLOCK * PANEL];
+};
+
+// Many rows.
 template <class T> void block(const Problem& p, int64_t row, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+    constexpr int NP = Copies::NP;
+    static thread_local const std::unique_ptr<Copies> copies(new Copies);
     const T* w = static_cast<const T*>(p.w);
-    alignas(64) float expanded[K_BLOCK * PANEL];
     for (int64_t k0 = 0; k0 < p.K; k0 += K_BLOCK) {
         const int64_t k = std::min(K_BLOCK, p.K - k0);
-        for (int64_t panel = panel_begin; panel < panel_end; panel++) {
-            const T *b = w + (panel * p.K + k0) * PANEL, *next = b + p.K * PANEL;
-            const int64_t bytes = k * PANEL * sizeof(T);
-            if (sizeof(T) == sizeof(float) || row_end - row <= 2 * MAX_ROWS) {
-                tile_rows<T>(p, b, row, row_end, panel, k0, k, next, bytes);
-                continue;
+        for (int64_t r = row; r < row_end; r++) std::copy_n(p.x + r * p.K + k0, k, copies->rows + (r - row) * ROW_STEP);
+        for (int64_t panel = panel_begin; panel < panel_end;) {
+            const int64_t count = std::min<int64_t>(NP, panel_end - panel);
+            for (int64_t q = 0; q < count; q++) {
+                const T* b = w + ((panel + q) * p.K + k0) * PANEL;
+                for (int64_t i = 0; i < k * PANEL; i += sizeof(vec) / 4)
+                    store(copies->panels + q * K_BLOCK * PANEL + i, load<vec>(b + i));
             }
-            for (int64_t i = 0; i < k * PANEL; i += PANEL)  // many tiles: expand the storage type once
-                for (int v = 0; v < PANEL; v += sizeof(vec) / 4) store(expanded + i + v, load<vec>(b + i + v));
-            tile_rows<float>(p, expanded, row, row_end, panel, k0, k, next, bytes);
+            const Operands<float> o{copies->rows, copies->panels, row, panel, k0, k};
+            const T* next = w + ((panel + count) * p.K + k0) * PANEL;
+            const int64_t bytes = k * PANEL * sizeof(T);
+            const bool several = count == NP;
+            several ? tile_rows<NP>(p, o, row_end - row, next, bytes) : tile_rows<1>(p, o, row_end - row, next, bytes);
+            panel += several ? NP : 1;
         }
     }
 }
