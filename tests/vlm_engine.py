@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -117,14 +117,21 @@ class Engine:
     NaN, so that what is read unwritten is seen."""
 
     def __init__(
-        self, model: Path, config: SchedulerConfig, *, kernels: str = "auto", encoder_cache_bytes: int = 2**20
+        self,
+        model: Path,
+        config: SchedulerConfig,
+        *,
+        kernels: Literal["auto", "reference"] = "auto",
+        encoder_cache_bytes: int = 2**20,
+        num_kv_blocks: int = 256,
+        threads: int = 1,
     ) -> None:
         runtime = RuntimeConfig(
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=min(MAX_MODEL_LEN, num_kv_blocks * config.block_size),
             memory_budget=2**32,
-            num_kv_blocks=MAX_MODEL_LEN * 4 // config.block_size,
-            kernels=kernels,  # type: ignore[arg-type]
-            threads=1,
+            num_kv_blocks=num_kv_blocks,
+            kernels=kernels,
+            threads=threads,
             encoder_cache_bytes=encoder_cache_bytes,
         )
         self._executor = load_executor(model, runtime, config, lambda stage, fraction: None)
