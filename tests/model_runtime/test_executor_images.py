@@ -1,0 +1,79 @@
+"""Start-up of a model with images: what the engine is told of its encoder cache, steps and memory."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from model_runtime.config import ModelConfig, RopeConfig, RuntimeConfig, RuntimeInfo
+from model_runtime.executor import load_executor
+from model_runtime.memory import ImageMemory, PlanError, activation_bytes, size_pool, step_tokens
+from scheduler.config import SchedulerConfig
+from tests.vlm import HIDDEN, make_vlm
+
+SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16)
+CACHE = 3 * 2**20
+MODEL = ModelConfig(
+    family="llama",
+    vocab_size=1000,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    max_position=1024,
+    rope=RopeConfig(theta=1e4, rotary_dim=16),
+    sliding_windows=(0, 0),
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    tie_word_embeddings=True,
+    eos_token_ids=(2,),
+)
+
+
+def info_of(name: str, folder: Path, scheduler: SchedulerConfig = SCHEDULER) -> RuntimeInfo:
+    make_vlm(folder, name)
+    runtime = RuntimeConfig(num_kv_blocks=64, max_model_len=1024, encoder_cache_bytes=CACHE)
+    return load_executor(folder, runtime, scheduler, lambda stage, fraction: None).info
+
+
+@pytest.mark.parametrize(("name", "levels"), [("llava-clip", 0), ("qwen3_vl", 2)])
+def test_an_embedding_takes_a_vector_for_the_model_and_one_a_level(name: str, levels: int, tmp_path: Path) -> None:
+    info = info_of(name, tmp_path)
+    assert info.bytes_per_embedding == 4 * HIDDEN * (1 + levels)
+    assert info.encoder_cache_bytes == CACHE
+    assert (info.whole_span, info.max_num_batched_tokens) == (0, 16)
+
+
+def test_a_step_is_large_enough_for_an_image_that_must_not_be_cut(tmp_path: Path) -> None:
+    info = info_of("gemma3", tmp_path)
+    assert (info.whole_span, info.max_num_batched_tokens) == (16, 4 + 16)
+
+
+def test_a_large_step_stays_as_it_is_configured() -> None:
+    whole = replace(MODEL, bidirectional_images=True, image_span=256)
+    assert step_tokens(whole, SCHEDULER) == 260
+    assert step_tokens(whole, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=300)) == 300
+    assert step_tokens(MODEL, SCHEDULER) == 16
+
+
+def test_images_are_in_the_budget() -> None:
+    """Their cache always, their encoding where it takes more than a step does."""
+    step, block, weights = activation_bytes(MODEL, 16, 4), 8192, 10**6
+
+    def num_blocks(budget: int, images: ImageMemory) -> int:
+        pool = size_pool(
+            MODEL, RuntimeConfig(), SCHEDULER, budget=budget, weight_bytes=weights, block_bytes=block, images=images
+        )
+        return pool.num_blocks
+
+    small, large = ImageMemory(cache=CACHE, encode=step - 1), ImageMemory(cache=CACHE, encode=step + 5 * block)
+    budget = weights + step + CACHE + 100 * block
+    assert (num_blocks(budget, small), num_blocks(budget - 1, small)) == (100, 99)
+    assert (num_blocks(budget, large), num_blocks(budget - 1, large)) == (95, 94)
+    with pytest.raises(PlanError, match="raise memory_budget"):
+        num_blocks(weights + step + CACHE, small)
