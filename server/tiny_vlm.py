@@ -43,7 +43,7 @@ def write_tiny_vlm(folder: Path) -> None:
     if any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty")
     tokenizer = _tokenizer()
-    ids = {token: tokenizer.token_to_id(token) for token in _SPECIALS}
+    ids = {token: tokenizer.get_vocab()[token] for token in _SPECIALS}
     tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
