@@ -1,4 +1,4 @@
-"""The command `firstlight`: serve, chat, doctor. Parses, then hands over; each command lives in its own module."""
+"""The command `firstlight`: serve, chat, loadtest, doctor. Parses, then hands over to a module of its own."""
 
 import argparse
 import importlib.metadata
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from loadtest.arguments import add_arguments as add_loadtest_arguments
 from server import chat_command, doctor, serve_command
 from server.config import add_arguments, resolve
 from server.embedded import EmbeddedModelMissing
@@ -40,6 +41,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: firstlight chat --url http://127.0.0.1:8000 --system 'Answer in one sentence.'",
     )
     chat_command.add_arguments(chat)
+    load = commands.add_parser(
+        "loadtest",
+        help="measure a running server",
+        description="Load any server with OpenAI's API over HTTP and measure it: latency, throughput, goodput, errors.",
+    )
+    add_loadtest_arguments(load)
     check = commands.add_parser(
         "doctor",
         help="check this machine",
@@ -59,6 +66,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             code = serve_command.run(resolve(arguments, os.environ))
         elif arguments.command == "chat":
             code = chat_command.run(arguments)
+        elif arguments.command == "loadtest":
+            # What it needs to measure and draw is of no use to the other commands.
+            from loadtest import command
+
+            code = command.run(arguments)
         else:
             code = doctor.run(arguments)
     except (OptionError, ModelNotFound, EmbeddedModelMissing) as error:

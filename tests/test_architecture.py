@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("server", "scheduler", "model_runtime", "vision")
+PACKAGES = ("server", "scheduler", "model_runtime", "vision", "loadtest")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
 IDS = [str(path.relative_to(ROOT)) for path in SOURCES]
@@ -99,6 +99,9 @@ def test_import_arrows(path: Path) -> None:
             assert top in allowed_tops or top in sys.stdlib_module_names, f"{name} imports {module}"
             is_tower_module = ".".join(module.split(".")[:2]) in TOWER_MODULES
             assert name.startswith(TOWERS) or not is_tower_module, f"{name} imports {module}"
+        elif package == "loadtest":
+            # A client like any other: it knows servers by what they say over HTTP.
+            assert top not in set(PACKAGES) - {"loadtest"}, f"{name} imports {module}"
         elif top == "model_runtime":
             assert name in RUNTIME_USERS or module in RUNTIME_LEAVES, f"{name} imports {module}"
         if top == "torch":
@@ -166,7 +169,9 @@ def test_executor_has_one_working_method() -> None:
 
 
 def test_api_process_never_imports_torch() -> None:
-    code = "import sys, server.api_process, server.cli, server.supervisor; print('torch' in sys.modules)"
+    code = (
+        "import sys, server.api_process, server.cli, server.supervisor, loadtest.command; print('torch' in sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "False"
 
@@ -181,7 +186,9 @@ def test_supervisor_is_light() -> None:
 
 def test_packages_are_listed() -> None:
     listed = set(
-        re.findall(r'"((?:server|scheduler|model_runtime|vision)(?:\.\w+)*)"', (ROOT / "pyproject.toml").read_text())
+        re.findall(
+            r'"((?:server|scheduler|model_runtime|vision|loadtest)(?:\.\w+)*)"', (ROOT / "pyproject.toml").read_text()
+        )
     )
     found = {".".join(path.parent.relative_to(ROOT).parts) for path in SOURCES}
     assert listed >= found
