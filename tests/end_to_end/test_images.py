@@ -17,10 +17,11 @@ from openai import OpenAI
 from PIL import Image
 
 from server.tiny_vlm import write_tiny_vlm
-from tests.end_to_end.conftest import Server, run_server
+from tests.end_to_end.conftest import Server, run_server, sse_events
 from tests.end_to_end.neighbour import Neighbour
 from tests.end_to_end.raw_http import waited_for_a_core
 from tests.vision.pictures import FILES, exif, noise, png_bomb, save, smooth
+from tests.vision.test_source import LOOPBACK
 
 IMAGE_TOKENS = 16
 IMAGE_TOKEN_ID = 259
@@ -190,6 +191,42 @@ def test_broken_pictures_are_refused_and_nobody_else_notices(eyes: Server) -> No
     assert eyes.is_ready()
 
 
+def hostile() -> Iterator[tuple[str, str]]:
+    """Truncated files of each kind, inner addresses however spelled, and URLs that are none."""
+    for name, file in FILES.items():
+        for tenth in range(10):
+            yield f"{name}, {tenth} tenths", data_url(file[: len(file) * tenth // 10], name.partition("-")[0])
+    for host in LOOPBACK:
+        yield host, f"http://{host}/x.png"
+    for url in (
+        "",
+        " ",
+        "http://",
+        "http://[::1",
+        "//h/x",
+        "javascript:1",
+        "data:,x",
+        "data:image/png;base64",
+        "x" * 99999,
+    ):
+        yield url[:30], url
+    yield "too large", "data:image/png;base64," + "A" * (28 * 2**20)
+
+
+def test_hostile_urls_are_answered_at_once_and_leave_nothing(eyes: Server) -> None:
+    """Bar 3 through HTTP."""
+    children = eyes.children().values()
+    before = sum(child.memory_info().rss for child in children)
+    for name, url in hostile():
+        message = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+        start = time.monotonic()
+        answer = eyes.http.post("/v1/chat/completions", json={"model": eyes.model, "messages": message})
+        assert answer.status_code in (400, 413), f"{name}: {answer.text}"
+        assert time.monotonic() - start < 2, name
+        assert len(answer.content) < 1000, "no data is echoed"
+    assert sum(child.memory_info().rss for child in children) - before < 100e6
+
+
 def test_a_broken_picture_is_an_error_of_the_sdk(eyes: Server, client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model=eyes.model, messages=shows(BROKEN["random bytes"]), stream=True)
@@ -310,3 +347,17 @@ def test_a_client_that_leaves_takes_its_pictures_along(eyes: Server) -> None:
         )
     eyes.wait_for(eyes.is_idle, 10, "idleness")
     assert ask(eyes, shows("Still there ", picture(1)), 4)[1]["completion_tokens"] == 4
+
+
+def test_a_new_engine_is_given_the_pixels_that_the_old_one_had(eyes: Server) -> None:
+    messages = shows("Before and after ", picture(40))
+    expected, _ = ask(eyes, messages)
+    body = {"model": eyes.model, "messages": messages, "max_tokens": 3900, "ignore_eos": True, "stream": True}
+    with eyes.client() as other, other.stream("POST", "/v1/chat/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        eyes.children()["engine"].kill()
+        *_, error, done = sse_events(lines)
+    assert "error" in error and done == {"done": True}
+    eyes.wait_for(lambda: "engine" in eyes.children() and eyes.is_ready(), 30, "readiness")
+    assert ask(eyes, messages)[0] == expected
