@@ -81,9 +81,9 @@ def encode_bytes(config: VisionTowerConfig, num_pixels: int) -> int:
     """Peak of temporary tensors while the tower encodes one image of `num_pixels`, or of one tile if that is more.
 
     The image is there as bytes and, twice, as float32 colours (patches that repeat a frame are twice as large). A block
-    holds the tokens of a group of tiles, or of a whole packed image: either the residual stream, its norm, fused q, k, v
-    and what attention makes of them, or the stream before and after attention, its norm, and what the feed-forward
-    block makes.
+    holds the tokens of a group of tiles, or of a whole packed image: either the residual stream, its norm, fused q, k
+    and v and what attention makes of them, or the stream before and after attention, its norm, and what the
+    feed-forward block makes.
     """
     tower, block = config.tower, config.tower.block
     mlp = 4 * block.hidden_size + block.intermediate_size * (5 if block.gated else 2)
