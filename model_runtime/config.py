@@ -76,6 +76,8 @@ class RuntimeInfo:
     sequences."""
     bytes_per_embedding: int = 0
     """Memory that one embedding of an image takes in the encoder cache; 0: the model takes no images."""
+    max_image_pixels: int = 0
+    """That the tower may be given for one image: the memory to encode it is planned."""
     encoder_cache_bytes: int = 0
     """What the encoder cache may hold; 0 for a model without images."""
     whole_span: int = 0

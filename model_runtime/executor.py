@@ -19,6 +19,7 @@ from model_runtime.memory import (
     ImageMemory,
     PoolSize,
     encode_bytes,
+    image_pixels,
     rope_bytes,
     size_pool,
     step_tokens,
@@ -106,9 +107,11 @@ def _size(
 
 
 def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> RuntimeInfo:
-    config, images = model.config, None
+    config, images, largest = model.config, None, 0
     if model.vision is not None:
-        encode = encode_bytes(model.vision.encoder.config, scheduler.max_encode_pixels)
+        tower = model.vision.encoder.config
+        largest = image_pixels(tower, model.vision.largest_image, scheduler.max_encode_pixels, budget)
+        encode = encode_bytes(tower, largest)
         images = ImageMemory(cache=runtime.encoder_cache_bytes, encode=encode)
     pool = _size(config, model.weight_bytes, runtime, scheduler, budget, images)
     return RuntimeInfo(
@@ -121,6 +124,7 @@ def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: Sched
         kv_bytes=pool.num_blocks * _block_bytes(config, scheduler.block_size),
         max_num_batched_tokens=step_tokens(config, scheduler),
         bytes_per_embedding=0 if images is None else FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack),
+        max_image_pixels=largest,
         encoder_cache_bytes=0 if images is None else images.cache,
         whole_span=config.image_span,
         description=f"{model.description}, {describe(ops)}",

@@ -20,11 +20,15 @@ from model_runtime.weights.source import TensorSource
 from vision.config import Preprocessor, read_preprocessor
 from vision.encoder.model import ImageEncoder
 from vision.encoder.readers import read_vision
+from vision.preprocess.common import ImageShapeError
 from vision.preprocess.values import PreprocessorError
 from vision.tower_config import VisionConfigError, VisionTowerConfig, VisionWeightsError
 from vision.weights import load_vision, vision_table
 
 Json = Mapping[str, object]
+
+LARGE_SHAPES = ((4096, 4096), (3072, 4096), (4096, 3072), (1536, 8192), (8192, 1536), (768, 16384), (16384, 768))
+"""Height and width of images of 12 to 16 megapixels, of which recipes make the most that they ever make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,8 @@ class LoadedVision:
     encoder: ImageEncoder
     table_CV: Tensor
     """float32 [3, 256]: what each byte becomes in each channel."""
+    largest_image: int
+    """Pixels that the tower gets for one image, at most."""
     weight_bytes: int
 
 
@@ -43,6 +49,7 @@ class ImageSide:
 
     tower: VisionTowerConfig
     table_CV: Tensor
+    largest_image: int
     source: TensorSource
 
     @property
@@ -58,6 +65,18 @@ def _preprocessor(folder: Path, config_json: Json) -> Preprocessor:
         read_json(processor) if processor.is_file() else None,
         config_json,
     )
+
+
+def _largest_image(preprocessor: Preprocessor) -> int:
+    """Pixels of the largest image that the recipe makes of `LARGE_SHAPES`."""
+    largest = 0
+    for height, width in LARGE_SHAPES:
+        try:
+            layout = preprocessor.recipe.layout(height, width)
+        except ImageShapeError:
+            continue
+        largest = max(largest, layout.tiles * layout.height * layout.width)
+    return largest
 
 
 def read_image_side(folder: Path, config_json: Json, config: ModelConfig, source: TensorSource) -> ImageSide:
@@ -76,7 +95,7 @@ def read_image_side(folder: Path, config_json: Json, config: ModelConfig, source
         )
     assert len(tower.deepstack) == config.num_deepstack, "two readers of one config.json disagree"
     table_CV = torch.from_numpy(preprocessor.recipe.finish.table())
-    return ImageSide(tower=tower, table_CV=table_CV, source=source)
+    return ImageSide(tower=tower, table_CV=table_CV, largest_image=_largest_image(preprocessor), source=source)
 
 
 def _packed_bytes(name: str, tensor: Tensor) -> int:
@@ -96,4 +115,9 @@ def load_image_side(side: ImageSide, ops: Ops, device: torch.device, progress: C
         raise CheckpointError(str(error)) from None
     weight_bytes = sum(_packed_bytes(name, tensor) for name, tensor in parameters.items())
     encoder = ImageEncoder(side.tower, parameters, TowerKernels(ops))
-    return LoadedVision(encoder=encoder, table_CV=side.table_CV.to(device), weight_bytes=weight_bytes)
+    return LoadedVision(
+        encoder=encoder,
+        table_CV=side.table_CV.to(device),
+        largest_image=side.largest_image,
+        weight_bytes=weight_bytes,
+    )

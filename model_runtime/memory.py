@@ -97,6 +97,14 @@ def encode_bytes(config: VisionTowerConfig, num_pixels: int) -> int:
     return num_pixels * 3 * (1 + 2 * FLOAT_BYTES) + FLOAT_BYTES * layer
 
 
+def image_pixels(config: VisionTowerConfig, largest: int, least: int, budget: int) -> int:
+    """Pixels of the largest image that is encoded: `largest`, unless that takes more than a quarter of the budget, but
+    always `least`."""
+    wanted = max(largest, least)
+    fitting = budget // 4 * wanted // encode_bytes(config, wanted)
+    return max(least, min(wanted, fitting))
+
+
 def rope_bytes(config: ModelConfig) -> int:
     """A cosine and a sine for each rotated pair of channels; at every position, and for each kind of layer."""
     local = 0 if config.local_rope is None else config.local_rope.rotary_dim

@@ -19,7 +19,8 @@ class SchedulerConfig:
         metadata={"help": "share of a step's tokens and pixels that prompts may take while streams are running"},
     )
     max_encode_pixels: int = field(
-        default=1_048_576, metadata={"help": "pixels of images encoded in one step; one image may exceed it"}
+        default=262_144,
+        metadata={"help": "pixels of images encoded in one step, during which streams wait; one image may exceed it"},
     )
     block_size: int = field(default=16, metadata={"help": "tokens in a KV block"})
     max_queued_requests: int = field(

@@ -19,6 +19,8 @@ class EncoderLimits:
     """Memory for embeddings; no image may need more."""
     bytes_per_embedding: int = 0
     """0: a model without images."""
+    max_image_pixels: int = 2**31 - 1
+    """That the tower may be given for one image."""
     whole_spans: bool = False
     """Attention within an image goes in both directions: no step may compute a part of a span only."""
 

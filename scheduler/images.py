@@ -53,10 +53,13 @@ class ImagePlanner:
         return self._cache.num_bytes
 
     def refuse(self, request: Request) -> None:
-        """Raise NeverFits for an image that exceeds the encoder cache, PixelsMissing where pixels are needed."""
+        """Raise NeverFits for an image that the memory to encode or to keep it was not planned for, PixelsMissing where
+        pixels are needed."""
         images = request.images.images
         assert not images or self._limits.bytes_per_embedding, "images for a model that has none"
         for image in images:
+            if image.num_pixels > self._limits.max_image_pixels:
+                raise NeverFits(image.num_pixels, self._limits.max_image_pixels, "pixels of one preprocessed image")
             num_bytes = self._cache.bytes_for(image.num_embeddings)
             if num_bytes > self._limits.cache_bytes:
                 raise NeverFits(num_bytes, self._limits.cache_bytes, "bytes of encoder cache for one image")

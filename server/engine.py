@@ -164,6 +164,7 @@ def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> 
         encoder=EncoderLimits(
             cache_bytes=info.encoder_cache_bytes,
             bytes_per_embedding=info.bytes_per_embedding,
+            max_image_pixels=info.max_image_pixels,
             whole_spans=info.whole_span > 0,
         ),
     )

@@ -7,9 +7,19 @@ import pytest
 
 from model_runtime.config import ModelConfig, RopeConfig, RuntimeConfig, RuntimeInfo
 from model_runtime.executor import load_executor
-from model_runtime.memory import ImageMemory, PlanError, activation_bytes, size_pool, step_tokens
+from model_runtime.memory import (
+    ImageMemory,
+    PlanError,
+    activation_bytes,
+    encode_bytes,
+    image_pixels,
+    size_pool,
+    step_tokens,
+)
+from model_runtime.weights.safetensors_source import read_json
 from scheduler.config import SchedulerConfig
 from tests.vlm import HIDDEN, make_vlm
+from vision.encoder.readers import read_vision
 
 SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16)
 CACHE = 3 * 2**20
@@ -52,6 +62,23 @@ def test_an_embedding_takes_a_vector_for_the_model_and_one_a_level(name: str, le
 def test_a_step_is_large_enough_for_an_image_that_must_not_be_cut(tmp_path: Path) -> None:
     info = info_of("gemma3", tmp_path)
     assert (info.whole_span, info.max_num_batched_tokens) == (16, 4 + 16)
+
+
+def test_the_largest_image_takes_a_quarter_of_the_budget_at_most(tmp_path: Path) -> None:
+    make_vlm(tmp_path, "qwen2_vl")
+    tower = read_vision(read_json(tmp_path / "config.json"), HIDDEN)
+    whole = 1_000_000
+    room = encode_bytes(tower, whole)
+    assert image_pixels(tower, whole, 100, 4 * room) == whole
+    assert image_pixels(tower, whole, 100, 2 * room) == whole // 2
+    assert image_pixels(tower, whole, 100, 0) == 100
+    assert image_pixels(tower, 50, 100, 100 * room) == 100
+
+
+def test_the_largest_image_is_what_the_recipe_makes_of_a_large_one(tmp_path: Path) -> None:
+    info = info_of("llava-clip", tmp_path, replace(SCHEDULER, max_encode_pixels=1))
+    tile = read_json(tmp_path / "config.json")["vision_config"]["image_size"]
+    assert info.max_image_pixels == tile**2
 
 
 def test_a_large_step_stays_as_it_is_configured() -> None:

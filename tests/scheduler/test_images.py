@@ -92,6 +92,14 @@ def test_encode_budget_is_shared_with_streams() -> None:
     assert [encoded(step(scheduler)) for _ in range(2)] == ["AB", "C"]  # a quarter: 160 pixels
 
 
+def test_an_image_without_planned_memory_is_refused() -> None:
+    pixels = show(0, [1, A, 2]).images.images[0].num_pixels
+    make(encoder=replace(ENCODER, max_image_pixels=pixels)).add(show(0, [1, A, 2]), 0.0)
+    scheduler = make(encoder=replace(ENCODER, max_image_pixels=pixels - 1))
+    with pytest.raises(NeverFits, match=rf"needs {pixels} pixels of one preprocessed image.*at most {pixels - 1}"):
+        scheduler.add(show(0, [1, A, 2]), 0.0)
+
+
 def test_text_before_an_image_is_computed_while_the_image_waits() -> None:
     scheduler = make(config=with_config(max_encode_pixels=1))
     scheduler.add(show(0, [1, A, 2], max_tokens=1), 0.0)
