@@ -87,6 +87,7 @@ class Vlm:
     """Keys of config.json that hold the id of a token."""
     config: Values = field(default_factory=dict)
     seed: int = 0
+    """Of the weights: another where two tokens happened to be nearly as likely."""
     nested: bool = False
     """The image processor's values stand in processor_config.json."""
 
@@ -280,7 +281,7 @@ CASES: Mapping[str, Vlm] = {
     "gemma3": _gemma3(8),
     "gemma3-wide-window": _gemma3(40),
     "qwen2_vl": _qwen("qwen2_vl", QWEN2, {}, {}),
-    "qwen2_vl-tied": _qwen("qwen2_vl", {**QWEN2, "depth": 2}, {}, {}, tie_word_embeddings=True),
+    "qwen2_vl-tied": replace(_qwen("qwen2_vl", {**QWEN2, "depth": 2}, {}, {}, tie_word_embeddings=True), seed=1),
     "qwen2_5_vl": _qwen("qwen2_5_vl", QWEN25, {}, {}),
     "qwen3_vl": _qwen("qwen3_vl", QWEN3, INTERLEAVED, HALF),
     "qwen3_vl-flat": _qwen("qwen3_vl", {**QWEN3, "deepstack_visual_indexes": []}, INTERLEAVED, HALF),

@@ -26,6 +26,9 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 
 from tests.vlm import CASES, make_tokenizer
 
+MIN_GAP = 3e-4
+"""Between the most likely token and the next: more than logits that are each within 1e-4 can close."""
+
 Features = dict[str, Any]
 Picture = Image.Image
 Expanded = tuple[str | list[int], Features]
@@ -203,7 +206,7 @@ class Oracle:
         logits_LV = self._logits(ids, features)
         for _ in range(steps):
             best, second = logits_LV[-1].topk(2).values.tolist()
-            assert best - second > 1e-3, "the choice must not depend on rounding"
+            assert best - second > MIN_GAP, "the choice must not depend on rounding"
             ids = [*ids, int(logits_LV[-1].argmax())]
             logits_LV = self._logits(ids, features)
         return Answer(prompt_ids=prompt, logits_LV=logits_LV, continuation=ids[len(prompt) :])

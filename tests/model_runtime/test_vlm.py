@@ -16,7 +16,7 @@ from tests.vlm_oracle import Answer, Messages, Oracle
 
 TOLERANCE = 1e-4
 STEPS = 12
-PICTURES = [as_pil(picture(60, 100, 0)), as_pil(picture(40, 33, 1)), as_pil(picture(97, 56, 3))]
+PICTURES = [as_pil(picture(*size)) for size in ((60, 100, 0), (40, 33, 1), (97, 56, 3), (100, 90, 6))]
 
 
 def said(role: str, *parts: str) -> Mapping[str, object]:
@@ -37,6 +37,7 @@ CONVERSATIONS: Mapping[str, tuple[Messages, list[int]]] = {
         ],
         [0, 1, 2],
     ),
+    "large": ([said("user", "IMAGE", "Look at the picture above.")], [3]),
 }
 """Messages and which pictures they show."""
 NEIGHBOURS: tuple[tuple[Messages, list[int]], ...] = (
