@@ -1,6 +1,7 @@
 """One request as the client saw it, and the times that follow from it. Filled by `loadtest/sse.py`, summed up by
 `loadtest/metrics.py`. Times are seconds of `time.perf_counter`."""
 
+import itertools
 from dataclasses import dataclass, field
 
 
@@ -55,7 +56,7 @@ class Record:
     @property
     def gaps(self) -> list[float]:
         """Inter-token latency: between chunks with text that follow each other."""
-        return [later - earlier for earlier, later in zip(self.content_times, self.content_times[1:], strict=False)]
+        return [later - earlier for earlier, later in itertools.pairwise(self.content_times)]
 
     @property
     def lateness(self) -> float:

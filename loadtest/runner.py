@@ -16,7 +16,7 @@ from loadtest.metrics import Metrics, Spread, summarize
 from loadtest.probe import Probe
 from loadtest.record import Record
 from loadtest.resources import CpuMeter, LagMonitor, find_server
-from loadtest.settings import Level, Server, Settings
+from loadtest.settings import Level, LoadTestError, Server, Settings
 from loadtest.trace import read_trace
 from loadtest.words import Calibration
 from loadtest.workload import Session, Workload
@@ -47,12 +47,14 @@ class Subject:
 
 
 class Runner:
-    """The whole run. `prepare` first; then `level` for each level and subject."""
+    """The whole run. `prepare` first; then `level` for each level and subject. Raises LoadTestError for a bad trace."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         self._trace = read_trace(settings.shape.trace) if settings.shape.trace is not None else []
+        if settings.api == "completions" and any(line.messages for line in self._trace):
+            raise LoadTestError("the trace has messages: they need --api chat")
 
     def prepare(self, server: Server) -> Subject:
         """Ask a server what must be known. Raises LoadTestError."""

@@ -110,6 +110,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         )
     if arguments.concurrency and arguments.request_rate:
         raise LoadTestError("give --concurrency (closed loop) or --request-rate (open loop), not both")
+    if arguments.workload == "images" and arguments.api != "chat":
+        raise LoadTestError("--workload images needs --api chat")
     given = vars(arguments)
     shape_fields = {field.name for field in dataclasses.fields(Shape)} - {"image_sizes"}
     shape = Shape(
