@@ -15,6 +15,7 @@ from server.door import Door
 from server.errors import ApiError, InternalError, MethodNotAllowed, NotFound
 from server.gateway_config import GatewayConfig
 from server.generation import Engine
+from server.held_body import BodyBudget
 from server.images import ImagePipeline
 from server.metrics import Metrics
 from server.middleware import RequestContext
@@ -71,7 +72,8 @@ def _middleware(config: GatewayConfig, engine: Engine) -> list[Middleware]:
             )
         )
     door = Middleware(Door, engine=engine, paths=frozenset({chat.PATH, completions.PATH}))
-    return [*layers, Middleware(Authentication, keys=config.api_key), door]
+    bodies = Middleware(BodyBudget, limit=config.max_held_body_bytes)
+    return [*layers, Middleware(Authentication, keys=config.api_key), door, bodies]
 
 
 def _answer(error: ApiError) -> Response:

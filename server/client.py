@@ -46,8 +46,10 @@ def bind(context: zmq.asyncio.Context, address: str) -> zmq.asyncio.Socket:
 class Admission:
     """A place in the queue: counted from the door until the request ends."""
 
-    def __init__(self, client: "EngineClient") -> None:
+    def __init__(self, client: "EngineClient", deadline: float) -> None:
         self._client, self._held = client, True
+        self.deadline = deadline
+        """time.monotonic() at which the request's time is over."""
 
     def release(self) -> None:
         """Give the place back. Idempotent; harmless after submit, which does it too."""
@@ -139,7 +141,7 @@ class EngineClient:
             raise Unavailable(reason)
         self._require_places(1)
         self.reserved += 1
-        return Admission(self)
+        return Admission(self, time.monotonic() + self._config.request_timeout)
 
     def _require_places(self, count: int) -> None:
         if self._unheard_bytes > MAX_UNHEARD_BYTES:
@@ -169,14 +171,13 @@ class EngineClient:
         self._pixels.require_room(requests)
         admission.release()
         self._require_places(sequences)
-        return [self._start(request) for request in requests]
+        return [self._start(request, admission.deadline) for request in requests]
 
-    def _start(self, request: GenerationRequest) -> ClientStream:
+    def _start(self, request: GenerationRequest, deadline: float) -> ClientStream:
         first = self._next_seq_id
         self._next_seq_id += request.n
         seq_ids = range(first, self._next_seq_id)
         stream = ClientStream(self.abort, seq_ids, len(request.prompt_ids), self._max_unread_events)
-        deadline = time.monotonic() + self._config.request_timeout
         for choice, message in enumerate(submits_of(request, seq_ids, deadline)):
             self._sequences[message.seq_id] = live = _Live(stream, choice, request, message)
             self._queued_tokens += stream.prompt_tokens

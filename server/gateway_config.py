@@ -21,6 +21,13 @@ class GatewayConfig:
     max_body_bytes: int = field(
         default=32 * 1024 * 1024, metadata={"help": "largest request body; larger ones get 413", "unit": "bytes"}
     )
+    max_held_body_bytes: int = field(
+        default=256 * 1024 * 1024,
+        metadata={
+            "help": "large bodies of all requests together, until prompts and pixels are made of them; more get 429",
+            "unit": "bytes",
+        },
+    )
     max_head_bytes: int = field(
         default=64 * 1024,
         metadata={"help": "largest request line and headers together; larger ones get 431", "unit": "bytes"},
@@ -52,6 +59,7 @@ class GatewayConfig:
         """Raises ValueError that names the field and the rule."""
         limits = (
             "max_body_bytes",
+            "max_held_body_bytes",
             "max_head_bytes",
             "body_timeout",
             "max_sequences_per_request",

@@ -52,6 +52,11 @@ class RequestStream(Protocol):
 class Admission(Protocol):
     """A place in the queue, taken at the door, before the body is read. Must be released or handed to submit."""
 
+    @property
+    def deadline(self) -> float:
+        """time.monotonic() at which the request's time is over, whatever has been done for it by then."""
+        ...
+
     def release(self) -> None:
         """Give the place back. Idempotent; harmless after submit."""
         ...

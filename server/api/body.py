@@ -53,7 +53,7 @@ class Limits:
 
 
 async def read_body(request: Request, gateway: Gateway, schema: type[Body]) -> tuple[Body, list[str]]:
-    """(checked body, names of ignored parameters). Raises ApiError: 400, 408, 413, 415, 499."""
+    """(checked body, names of ignored parameters). Raises ApiError: 400, 408, 413, 415, 429, 499."""
     if not _JSON_TYPE.fullmatch(request.headers.get("content-type", "")):
         raise UnsupportedMediaType("The content type must be application/json.")
     raw = await _read(request, gateway.config.max_body_bytes, gateway.config.body_timeout)
@@ -64,7 +64,8 @@ async def read_body(request: Request, gateway: Gateway, schema: type[Body]) -> t
     )
     strict = gateway.config.strict_params
     if len(raw) > LARGE_BODY:
-        return await asyncio.to_thread(_checked, raw, schema, strict, limits)
+        async with gateway.parsing:
+            return await asyncio.to_thread(_checked, raw, schema, strict, limits)
     return _checked(raw, schema, strict, None)
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from server.api.body import read_body
 from server.api.conversation import prompt_of
-from server.api.gateway import admission_of, gateway_of, record_of
+from server.api.gateway import admission_of, gateway_of, held_body_of, record_of
 from server.api.logprobs import chat_logprobs
 from server.api.openapi import describe
 from server.api.render import ChoiceResult, ChunkTemplate, Head, collect, to_json, usage_document
@@ -30,9 +30,12 @@ async def chat_completions(request: Request) -> Response:
     body, ignored = await read_body(request, gateway, ChatBody)
     body.check_together(gateway.config.max_sequences_per_request)
     gateway.check_model(body.model)
-    prompt = await prompt_of(request, gateway, body.messages, cache_salt=salt_of(body))
+    admission = admission_of(request)
+    prompt = await prompt_of(request, gateway, body.messages, admission, cache_salt=salt_of(body))
+    body = body.model_copy(update={"messages": []})  # a stream may last, and images are megabytes
+    held_body_of(request).release()
     prepared = Prepared(ids=prompt.ids, images=prompt.images)
-    generation = start(gateway, record_of(request), body, [prepared], admission_of(request))
+    generation = start(gateway, record_of(request), body, [prepared], admission)
     renderer = ChatRenderer(body, record_of(request).request_id, gateway.tokenizer)
     return await answer(request, generation, renderer, stream=bool(body.stream), ignored=ignored)
 

@@ -1,11 +1,15 @@
 """Messages to a prompt, images included: what chat completions and /tokenize have in common. API process."""
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
 
 from fastapi import Request
 
 from server.api.disconnect import while_connected
 from server.api.gateway import Gateway, record_of
+from server.errors import DeadlineExceeded
+from server.generation import Admission
 from server.images import PreparedImage
 from server.prompt.images import ChatPrompt
 from server.prompt.messages import image_urls
@@ -16,18 +20,23 @@ async def prompt_of(
     request: Request,
     gateway: Gateway,
     messages: Sequence[Message],
+    admission: Admission | None,
     *,
     cache_salt: bytes = b"",
     add_generation_prompt: bool = True,
 ) -> ChatPrompt:
-    """The prompt of a conversation; its images are fetched, decoded and resized while the client is there. Raises
-    ApiError."""
+    """The prompt of a conversation. Without an admission of the request's own, its images take one. Raises ApiError."""
     plain = [message.model_dump(exclude_none=True) for message in messages]
     urls = image_urls(plain)
     images: Sequence[PreparedImage] = ()
     if urls and gateway.images is not None:
-        work = gateway.images.prepare(urls, cache_salt)
-        images = await while_connected(request.receive, record_of(request), work)
+        place = admission or gateway.engine.admit()
+        try:
+            work = gateway.images.prepare(urls, cache_salt)
+            images = await _in_time(place, while_connected(request.receive, record_of(request), work))
+        finally:
+            if admission is None:
+                place.release()
         gateway.metrics.count_images(len(images))
     return await gateway.prompts.chat(
         plain,
@@ -35,3 +44,12 @@ async def prompt_of(
         max_model_len=gateway.engine.info.max_model_len,
         add_generation_prompt=add_generation_prompt,
     )
+
+
+async def _in_time(place: Admission, work: Awaitable[Sequence[PreparedImage]]) -> Sequence[PreparedImage]:
+    """Images that are fetched, decoded and resized while the client is there and the request has time."""
+    try:
+        async with asyncio.timeout(place.deadline - time.monotonic()):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded("The request's time was over before its images were ready.") from None

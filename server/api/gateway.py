@@ -1,6 +1,7 @@
 """What every route needs, gathered once by `server/app.py`. API process."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from typing import cast
 
 from starlette.requests import Request
@@ -8,6 +9,7 @@ from starlette.requests import Request
 from server.errors import NotFound
 from server.gateway_config import GatewayConfig
 from server.generation import Admission, Engine
+from server.held_body import HeldBody
 from server.images import ImagePipeline
 from server.metrics import Metrics
 from server.middleware import RequestRecord
@@ -29,6 +31,8 @@ class Gateway:
     """What clients may call the model; the first is its own name."""
     created: int
     """Unix time at which the gateway was made."""
+    parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a large body is parsed: several parsers would keep the event loop from its turn for longer."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -49,6 +53,11 @@ def gateway_of(request: Request) -> Gateway:
 def record_of(request: Request) -> RequestRecord:
     """Of this request."""
     return cast(RequestRecord, request.scope["state"]["record"])
+
+
+def held_body_of(request: Request) -> HeldBody:
+    """What is counted of this request's body (`server/held_body.py`)."""
+    return cast(HeldBody, request.scope["state"]["held_body"])
 
 
 def admission_of(request: Request) -> Admission:

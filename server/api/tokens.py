@@ -1,4 +1,5 @@
-"""POST /tokenize and /detokenize, shaped like vLLM's. API process; the engine takes no part."""
+"""POST /tokenize and /detokenize, shaped like vLLM's. API process; the engine takes no part, but images
+are work and need a place in its queue."""
 
 import asyncio
 
@@ -48,7 +49,7 @@ async def _ids(request: Request, gateway: Gateway, body: TokenizeBody) -> list[i
     limit = gateway.engine.info.max_model_len
     if body.messages is not None:
         generation = _or_true(body.add_generation_prompt)
-        return (await prompt_of(request, gateway, body.messages, add_generation_prompt=generation)).ids.tolist()
+        return (await prompt_of(request, gateway, body.messages, None, add_generation_prompt=generation)).ids.tolist()
     text = body.prompt or ""
     if len(text) > limit * gateway.tokenizer.max_token_bytes:
         raise context_overflow(len(text) // gateway.tokenizer.max_token_bytes, limit, param="prompt")

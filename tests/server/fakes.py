@@ -123,6 +123,7 @@ def make_stats(generation: int = 1, **counters: int) -> Stats:
 class FakeAdmission:
     def __init__(self, engine: "FakeEngine") -> None:
         self.engine, self.held = engine, True
+        self.deadline = time.monotonic() + engine.request_timeout
 
     def release(self) -> None:
         if self.held:
@@ -179,6 +180,7 @@ class FakeEngine:
     reserved: int = 0
     streams: list[FakeStream] = field(default_factory=list)
     max_model_len: int = MAX_MODEL_LEN
+    request_timeout: float = 60.0
 
     @property
     def info(self) -> RuntimeInfo:
