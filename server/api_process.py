@@ -77,7 +77,7 @@ class Gateway:
             bind(zmq.asyncio.Context(), socket_address(start.run_dir)),
             config.scheduler,
             max_unread_events=config.gateway.max_unread_events,
-            max_queued_image_bytes=config.gateway.max_queued_image_bytes,
+            max_queued_image_bytes=config.images.max_queued_image_bytes,
             stall_timeout=config.process.stall_timeout,
             url=_url(listener),
             on_drain=self._start_drain,

@@ -8,7 +8,7 @@ answers PixelsMissing, and `missing` says what to send.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from server.errors import BadRequest, Overloaded
+from server.errors import no_room_for_pixels, too_many_pixels
 from server.generation import GenerationRequest
 
 CHANNELS = 3
@@ -46,15 +46,11 @@ class PixelLedger:
         """Raises Overloaded; BadRequest where the images would be too many even for an empty queue."""
         sizes = {key: size for request in requests for key, size in _sizes(request).items()}
         if (total := sum(sizes.values())) > self._limit:
-            raise BadRequest(
-                f"The images have {total} bytes when they are decoded and resized; {self._limit} is the limit for all "
-                "requests together.",
-                param="messages",
-            )
+            raise too_many_pixels(total, self._limit)
         new = sum(size for key, size in sizes.items() if key not in self._keys)
         held = max(self.num_bytes, self._unheard_bytes)
         if held + new > self._limit:
-            raise Overloaded(f"the images of other requests have {held} bytes, which leaves no room for {new} more")
+            raise no_room_for_pixels(held, new)
 
     def heard(self) -> None:
         """The engine spoke: it takes everything that has arrived before it speaks."""

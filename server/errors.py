@@ -156,6 +156,20 @@ def too_many_images(count: int, limit: int) -> BadRequest:
     )
 
 
+def too_many_pixels(num_bytes: int, limit: int) -> BadRequest:
+    """The 400 for a request whose images even an empty queue would not hold."""
+    return BadRequest(
+        f"The images have {num_bytes} bytes when they are decoded and resized; {limit} is the limit for all requests "
+        "together.",
+        param="messages",
+    )
+
+
+def no_room_for_pixels(held: int, more: int) -> Overloaded:
+    """The 429 for a request whose images do not fit beside those of others."""
+    return Overloaded(f"the images of other requests have {held} bytes, which leaves no room for {more} more")
+
+
 def from_engine(kind: str | None, message: str) -> ApiError | None:
     """The error for a sequence that the engine refused or ended, `kind` being the name of the refusal or the finish
     reason; None for a reason that clients are told as such."""

@@ -43,13 +43,6 @@ class GatewayConfig:
         default=16384,
         metadata={"help": "token events that a client may leave unread; with more its request ends"},
     )
-    max_queued_image_bytes: int = field(
-        default=256 * 1024 * 1024,
-        metadata={
-            "help": "pixels of the images of all running and waiting requests together; more get 429",
-            "unit": "bytes",
-        },
-    )
     strict_params: bool = field(
         default=False, metadata={"help": "refuse unknown parameters instead of naming them in x-ignored-params"}
     )
@@ -64,7 +57,6 @@ class GatewayConfig:
             "body_timeout",
             "max_sequences_per_request",
             "max_unread_events",
-            "max_queued_image_bytes",
         )
         for name in limits:
             if getattr(self, name) <= 0:

@@ -4,8 +4,8 @@ Owns the worker threads for images, the cache of their results, and the bounds o
 in the API process; one pipeline lives as long as the server, and is used from its event loop only.
 
 Memory: a thread unpacks one file at a time, at most `max_media_fetches` fetched files wait for one, and the pixels of
-what is being decoded are counted, whichever request they belong to. A cancelled request takes its waiting work with it,
-unless another request wants the same image.
+what is being decoded are counted, whichever request they belong to; so are the results of requests that still wait for
+others. A cancelled request takes its waiting work with it, unless another request wants the same image.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler.plan import ImagePixels
-from server.errors import from_image, too_many_images
+from server.errors import from_image, no_room_for_pixels, too_many_images, too_many_pixels
 from server.single_flight import SingleFlight
 from vision.config import Preprocessor
 from vision.errors import ImageError
@@ -67,6 +67,7 @@ class ImagePipeline:
         self._room = PixelRoom(limits.max_decoding_pixels)
         self._flights: SingleFlight[PreparedImage] = SingleFlight()
         self._cache = _Cache(limits.image_cache_bytes)
+        self._held = _Held(limits.max_queued_image_bytes)
 
     async def aclose(self) -> None:
         """Ends the work in progress; what a thread has begun it finishes, for nobody."""
@@ -77,13 +78,14 @@ class ImagePipeline:
     async def prepare(self, urls: Sequence[str], salt: bytes) -> tuple[PreparedImage, ...]:
         """The images of one request, in order. Requests with different salts share nothing, not even time.
 
-        Raises ApiError: for more images than the limit, or for the first image that cannot be used.
+        Raises ApiError: for more images or bytes of pixels than the limit, or for the first image that cannot be used.
         """
         if len(urls) > self._limits.limit_mm_per_prompt:
             raise too_many_images(len(urls), self._limits.limit_mm_per_prompt)
         variant = self._variants[len(urls) > 1]
         places = asyncio.Semaphore(IMAGES_AT_ONCE)
-        tasks = [asyncio.create_task(self._one(url, variant, salt, places)) for url in urls]
+        held: list[PreparedImage] = []
+        tasks = [asyncio.create_task(self._one(url, variant, salt, places, held)) for url in urls]
         images = []
         try:
             for task in tasks:
@@ -94,11 +96,18 @@ class ImagePipeline:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._held.give_back(held)
         return tuple(images)
 
-    async def _one(self, url: str, variant: "_Variant", salt: bytes, places: asyncio.Semaphore) -> PreparedImage:
+    async def _one(
+        self, url: str, variant: "_Variant", salt: bytes, places: asyncio.Semaphore, held: list[PreparedImage]
+    ) -> PreparedImage:
+        """One image of a request that has those in `held` already."""
         async with places:
-            return await self._flights.run((url, variant.fingerprint, salt), lambda: self._work(url, variant, salt))
+            key = (url, variant.fingerprint, salt)
+            image = await self._flights.run(key, lambda: self._work(url, variant, salt))
+            self._held.take(image, held)
+            return image
 
     async def _work(self, url: str, variant: "_Variant", salt: bytes) -> PreparedImage:
         """Once for all who want the URL at the same time; a fetch holds no thread."""
@@ -180,6 +189,40 @@ class PixelRoom:
             with self._changed:
                 self._used -= taken
                 self._changed.notify_all()
+
+
+class _Held:
+    """Counts the bytes of what is ready while its request still waits for other images. Each image counts once, whoever
+    has it. Used by the event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._used = limit, 0
+        self._holders: dict[int, int] = {}
+        """id of a PreparedImage that is held -> how often"""
+
+    def take(self, image: PreparedImage, held: list[PreparedImage]) -> None:
+        """Adds the image to those of its request. Raises ApiError."""
+        size = len(image.pixels.data)
+        own = size + sum(
+            len(other.pixels.data) for other in {id(one): one for one in held if one is not image}.values()
+        )
+        if own > self._limit:
+            raise too_many_pixels(own, self._limit)
+        new = 0 if id(image) in self._holders else size
+        if self._used + new > self._limit:
+            raise no_room_for_pixels(self._used, new)
+        self._used += new
+        self._holders[id(image)] = self._holders.get(id(image), 0) + 1
+        held.append(image)
+
+    def give_back(self, held: list[PreparedImage]) -> None:
+        """The request needs these no longer, or is counted elsewhere."""
+        for image in held:
+            self._holders[id(image)] -= 1
+            if not self._holders[id(image)]:
+                del self._holders[id(image)]
+                self._used -= len(image.pixels.data)
+        held.clear()
 
 
 class _Cache:

@@ -38,6 +38,14 @@ class ImageLimits:
         default=64 * 1024 * 1024,
         metadata={"help": "processed images that are kept for requests with the same ones", "unit": "bytes"},
     )
+    max_queued_image_bytes: int = field(
+        default=256 * 1024 * 1024,
+        metadata={
+            "help": "processed images of all running and waiting requests together; more get 429. And as much again of "
+            "requests whose images are being processed",
+            "unit": "bytes",
+        },
+    )
     max_media_fetches: int = field(
         default=16, metadata={"help": "images that are fetched, or fetched and not yet processed, at the same time"}
     )
@@ -55,8 +63,16 @@ class ImageLimits:
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
-        positive = ("max_image_bytes", "max_image_pixels", "max_image_side", "max_decoding_pixels", "max_media_fetches")
-        for name in (*positive, "media_fetch_seconds"):
+        positive = (
+            "max_image_bytes",
+            "max_image_pixels",
+            "max_image_side",
+            "max_decoding_pixels",
+            "max_queued_image_bytes",
+            "max_media_fetches",
+            "media_fetch_seconds",
+        )
+        for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
         for name in ("limit_mm_per_prompt", "image_cache_bytes", "max_media_redirects"):
