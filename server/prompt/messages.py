@@ -67,15 +67,17 @@ class Form:
 
 def plain_message(message: Message, where: str, *, protect: Protect, form: Form) -> dict[str, object]:
     """The message without empty fields, each string of the user's protected. Where the template shows images, a list of
-    parts stays one, with {"type": "image"} for each image; else the content becomes one string (parts are joined by
-    newlines), in a list of one part where the template takes parts. Role `developer` becomes `system` unless the
-    template knows it. `where` names the message in errors. Raises BadRequest."""
+    parts of a role that may have them stays one, with {"type": "image"} for each image; else the content becomes one
+    string (parts are joined by newlines: many templates read the first part of a system message alone), in a list of
+    one part where the template takes parts. Role `developer` becomes `system` unless the template knows it. `where`
+    names the message in errors. Raises BadRequest."""
     role = message.get("role")
     if role not in ROLES:
         raise BadRequest(f"{where}.role must be one of {', '.join(ROLES)}.", param="messages")
     if role == "developer" and not form.knows_developer:
         role = "system"
-    content = _plain_content(message.get("content"), f"{where}.content", protect, form)
+    keeps_parts = form.shows_images and role in _IMAGE_ROLES
+    content = _plain_content(message.get("content"), f"{where}.content", protect, form, keeps_parts)
     plain: dict[str, object] = {"role": role, "content": content}
     for key in _TEXT_FIELDS:
         if (value := message.get(key)) is not None:
@@ -86,7 +88,9 @@ def plain_message(message: Message, where: str, *, protect: Protect, form: Form)
     return plain
 
 
-def _plain_content(content: object, where: str, protect: Protect, form: Form) -> str | list[dict[str, str]]:
+def _plain_content(
+    content: object, where: str, protect: Protect, form: Form, keeps_parts: bool
+) -> str | list[dict[str, str]]:
     """Parts are protected one by one, so that none completes what another begins."""
     if content is None:
         content = ""
@@ -94,7 +98,7 @@ def _plain_content(content: object, where: str, protect: Protect, form: Form) ->
         text = protect(content)
     elif isinstance(content, Sequence):
         parts = [_plain_part(part, f"{where}[{index}]", protect, form) for index, part in enumerate(content)]
-        if form.shows_images and parts:
+        if keeps_parts and parts:
             return parts
         text = "\n".join(part.get("text", form.image_literal or "") for part in parts)
     else:

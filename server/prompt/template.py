@@ -96,9 +96,11 @@ class ChatTemplate:
         return self._count(content, _PROBE) > 0
 
     def shows_images(self, literal: str) -> bool:
-        """Whether a part of type `image` in a user's message becomes `literal` in the prompt."""
+        """Whether parts of a user's message become what they are in the prompt: `literal` for one of type `image`, and
+        the text of the others, which some templates look for under another key."""
         text = {"type": "text", "text": _PROBE}
-        return self._count([{"type": "image"}, text], literal) == self._count([text], literal) + 1
+        both: list[dict[str, str]] = [{"type": "image"}, text]
+        return self._shows(both) and self._count(both, literal) == self._count([text], literal) + 1
 
     def _count(self, content: object, text: str) -> int:
         """How often the text stands in the prompt of a user's message; 0 where the template fails on it."""
