@@ -172,3 +172,22 @@ def test_another_picture_of_the_same_size_is_another_question(case: Case) -> Non
     assert [outcome.cached_tokens for outcome in outcomes] == [0, all_blocks, before // 16 * 16, all_blocks]
     assert all_blocks > before
     assert runtime.num_jobs == 2
+
+
+def test_another_question_about_the_same_picture(case: Case) -> None:
+    """The second shares all blocks up to where the texts part, which may be the middle of the picture."""
+    gateway = Gateway(case.folder)
+    texts = (" this?", " done with that, do you know?")
+    prompts = [gateway.prompt([said("user", "Tell me what ", "IMAGE", text)], PICTURES[:1]) for text in texts]
+    first, second = (request(index, prompt, STEPS) for index, prompt in enumerate(prompts))
+    expected = visible(engine(case).run([second])[1])
+    runtime = engine(case)
+    runtime.run([first])
+    outcome = runtime.run([second])[1]
+    assert visible(outcome) == expected
+    pairs = zip(first.prompt_ids, second.prompt_ids, strict=False)
+    common = next(index for index, (one, other) in enumerate(pairs) if one != other)
+    assert outcome.cached_tokens == common // 16 * 16
+    span = second.images.spans[0]
+    if case.name.startswith("gemma3"):
+        assert span.offset < outcome.cached_tokens < span.offset + span.length
