@@ -7,6 +7,8 @@ import argparse
 import os
 from pathlib import Path
 
+MAX_COUNT = 1_000_000
+"""Largest number of requests or tokens that is taken for meant."""
 DEFINITIONS = """\
 what is measured (times of arrival at the client, in milliseconds; percentiles interpolate):
   TTFT     from just before the request is sent to the first chunk with text; a chunk with only a role does not count
@@ -26,14 +28,14 @@ examples:
 
 def count(text: str) -> int:
     """A whole number of at least one, for argparse."""
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    if not 1 <= (value := int(text)) <= MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {MAX_COUNT}")
     return value
 
 
 def _none_or_more(text: str) -> int:
-    if (value := int(text)) < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    if not 0 <= (value := int(text)) <= MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {MAX_COUNT}")
     return value
 
 

@@ -17,7 +17,8 @@ EXIT_INTERRUPTED = 130
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and report. 1 when some level had no answer at all, 2 when nothing could be measured."""
+    """Measure and report. 1 when some level had no answer at all or a file could not be written, 2 when nothing was
+    measured."""
     try:
         settings = settings_of(arguments)
         if settings.report is not None:
@@ -33,10 +34,14 @@ def run(arguments: argparse.Namespace) -> int:
     is_whole = _measure(runner, settings, subjects, progress, results)
     if results:
         print_results(Console(), results)
-        if settings.output is not None:
-            results_file.write(settings.output, results_file.document(found, subjects, results))
-        if settings.report is not None:
-            report.write(settings.report, results, found)
+        try:
+            if settings.output is not None:
+                results_file.write(settings.output, results_file.document(found, subjects, results))
+            if settings.report is not None:
+                report.write(settings.report, results, found)
+        except OSError as error:
+            print(f"firstlight: {error}", file=sys.stderr)
+            return EXIT_FAILED
     if not is_whole:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if any(result.metrics.succeeded == 0 for result in results) else 0
@@ -47,7 +52,7 @@ def _prepare(runner: Runner, settings: Settings, index: int, progress: ShownProg
     per_word, overhead = subject.calibration.tokens_per_word, subject.calibration.overhead
     exact = "token-exact" if per_word == 1 else f"{per_word:.3f} tokens a word, so lengths are near those asked for"
     where = f"{subject.server.name}: {subject.model} at {subject.server.url}"
-    progress.note(f"{where} ({exact}; the template takes {overhead:g} tokens)")
+    progress.note(f"{where} ({exact}; the template takes {max(0.0, overhead):.0f} tokens)")
     return subject
 
 

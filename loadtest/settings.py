@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from loadtest.arguments import MAX_COUNT
 from loadtest.arrivals import Arrival
 from loadtest.http_client import Target
 
 OBJECTIVES = ("ttft", "tpot", "e2e")
 REPORT_SUFFIXES = (".html", ".png")
-MAX_COUNT = 1_000_000
-"""Largest number of requests or tokens that is taken for one."""
 
 T = TypeVar("T")
 Lengths = Literal["fixed", "uniform", "normal", "lognormal"]

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from loadtest.settings import MAX_COUNT, LoadTestError
+from loadtest.arguments import MAX_COUNT
+from loadtest.settings import LoadTestError
 
 
 class TraceLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -100,6 +100,15 @@ def test_failures_are_shown_and_decide_the_exit_code(capsys: pytest.CaptureFixtu
     assert "server, 2 at a time: 4 x HTTP 429: too much for me" in out
 
 
+def test_a_file_that_cannot_be_written_does_not_cost_the_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with running(FakeServer(ttft=0, gap=0)) as server:
+        code, out, err = call(capsys, "--url", server.url, *SHORT, "--concurrency", "1", "--output", str(tmp_path))
+    assert code == 1 and row(out, "succeeded") == ["4"]
+    assert "Is a directory" in err and "Traceback" not in err
+
+
 @pytest.mark.parametrize("name", ["curves.html", "curves.png"])
 def test_a_report_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     path = tmp_path / name

@@ -114,14 +114,14 @@ def test_images_are_sent() -> None:
 
 
 def test_an_open_loop_keeps_its_times_whatever_the_server_does() -> None:
-    """Six requests 50 ms apart to a server that takes 400 ms for each: the last comes before the first is answered."""
-    with running(FakeServer(ttft=0.4, gap=0)) as server:
+    """Six requests 50 ms apart to a server that takes a second for each: all come before one is answered."""
+    with running(FakeServer(ttft=1.0, gap=0)) as server:
         result = run(server, "--request-rate", "20", "--arrival", "constant", "--requests", "6")
     records = by_time(result.records)
     apart = [later.scheduled - earlier.scheduled for earlier, later in itertools.pairwise(records)]
     assert apart == pytest.approx([0.05] * 5)
     assert server.most_at_once == 6
-    assert all(-0.002 < record.lateness < 0.2 for record in records), "timers may be a millisecond early"
+    assert all(-0.002 < record.lateness < 0.5 for record in records), "timers may be a millisecond early"
 
 
 def test_a_trace_is_replayed(tmp_path: Path) -> None:
