@@ -203,15 +203,16 @@ class Oracle:
         """Each token by a forward pass over everything before it, without a cache."""
         ids, features = self.inputs(messages, pictures)
         prompt = list(ids)
-        logits_LV = self._logits(ids, features)
+        logits_LV = self.logits(ids, features)
         for _ in range(steps):
             best, second = logits_LV[-1].topk(2).values.tolist()
             assert best - second > MIN_GAP, "the choice must not depend on rounding"
             ids = [*ids, int(logits_LV[-1].argmax())]
-            logits_LV = self._logits(ids, features)
+            logits_LV = self.logits(ids, features)
         return Answer(prompt_ids=prompt, logits_LV=logits_LV, continuation=ids[len(prompt) :])
 
-    def _logits(self, ids: list[int], features: Features) -> Tensor:
+    def logits(self, ids: list[int], features: Features) -> Tensor:
+        """Of every row, float32 [L, V]."""
         ids_1L = torch.tensor([ids])
         types = {self._types: (ids_1L == self._image_token_id).int()} if self._types and features else {}
         with torch.inference_mode():
