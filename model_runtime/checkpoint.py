@@ -18,8 +18,9 @@ from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
 from model_runtime.weights.gguf_source import GgufSource
+from model_runtime.weights.json_file import read_json, read_json_if_any
 from model_runtime.weights.load import load_parameters
-from model_runtime.weights.safetensors_source import SafetensorsSource, read_json
+from model_runtime.weights.safetensors_source import SafetensorsSource
 from model_runtime.weights.sides import split_sides
 from model_runtime.weights.source import TensorSource
 
@@ -59,8 +60,8 @@ def _open(path: Path) -> _Opened:
 
 
 def _open_folder(path: Path) -> _Opened:
-    config_json, generation = read_json(path / "config.json"), path / "generation_config.json"
-    config = read_hf_config(config_json, read_json(generation) if generation.is_file() else None)
+    config_json = read_json(path / "config.json")
+    config = read_hf_config(config_json, read_json_if_any(path / "generation_config.json"))
     family = str(config_json["model_type"])
     if family not in COMPOSITES:
         return _Opened(family=family, config=config, source=SafetensorsSource(path))

@@ -1,4 +1,5 @@
-"""What this machine, or the container around this process, lets it use: memory and cores. Engine process, at start."""
+"""What this machine, or the container around this process, lets it use: memory and cores. Asked once at the start
+of the API process (threads for images) and of the engine (threads to compute, memory); does not import torch."""
 
 import os
 from pathlib import Path

@@ -14,7 +14,7 @@ from model_runtime.config import ModelConfig
 from model_runtime.images import TowerKernels
 from model_runtime.ops.registry import Ops
 from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.safetensors_source import read_json
+from model_runtime.weights.json_file import read_json_if_any
 from model_runtime.weights.sides import ImageTensors
 from model_runtime.weights.source import TensorSource
 from vision.config import Preprocessor, read_preprocessor
@@ -59,12 +59,8 @@ class ImageSide:
 
 
 def _preprocessor(folder: Path, config_json: Json) -> Preprocessor:
-    preprocessor, processor = folder / "preprocessor_config.json", folder / "processor_config.json"
-    return read_preprocessor(
-        read_json(preprocessor) if preprocessor.is_file() else {},
-        read_json(processor) if processor.is_file() else None,
-        config_json,
-    )
+    processor = read_json_if_any(folder / "processor_config.json")
+    return read_preprocessor(read_json_if_any(folder / "preprocessor_config.json"), processor, config_json)
 
 
 def _largest_image(preprocessor: Preprocessor) -> int:

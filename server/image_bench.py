@@ -21,7 +21,8 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from server.images import ImagePipeline, usable_cores
+from model_runtime.host import usable_cores
+from server.images import ImagePipeline
 from vision.config import Preprocessor, read_preprocessor
 from vision.limits import ImageLimits
 

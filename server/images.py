@@ -10,7 +10,6 @@ others. A cancelled request takes its waiting work with it, unless another reque
 
 import asyncio
 import hashlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from model_runtime.host import usable_cores
 from scheduler.plan import ImagePixels
 from server.errors import from_image, no_room_for_pixels, too_many_images, too_many_pixels
 from server.single_flight import SingleFlight
@@ -139,11 +139,6 @@ class ImagePipeline:
             error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
         return found
-
-
-def usable_cores() -> int:
-    """Threads that can decode at the same time."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cut(data: bytes, recipe: Recipe, key: bytes, limits: ImageLimits, admit: Callable[[int], None]) -> PreparedImage:

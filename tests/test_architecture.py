@@ -25,7 +25,13 @@ MAX_MODEL_FILE_LINES = 180
 SCHEDULER_MAY_NOT_IMPORT = {"asyncio", "logging", "time", "datetime", "socket", "threading", "subprocess", "random"}
 # Where the server side may see the runtime, and what of it.
 RUNTIME_USERS = {"server/engine.py", "server/supervisor.py", "server/doctor.py"}
-RUNTIME_LEAVES = {"model_runtime.config", "model_runtime.weights.gguf_file", "model_runtime.weights.errors"}
+RUNTIME_LEAVES = {
+    "model_runtime.config",
+    "model_runtime.host",
+    "model_runtime.weights.errors",
+    "model_runtime.weights.gguf_file",
+    "model_runtime.weights.json_file",
+}
 
 # The image side of `vision` runs in the API process, its towers in the engine with torch; neither sees the other.
 TOWERS = ("vision/encoder/", "vision/projector.py", "vision/tower_config.py", "vision/weights.py")

@@ -1,6 +1,5 @@
 """Tensors of a folder with safetensors files, one or many. Used by `checkpoint.py`, engine and worker processes."""
 
-import json
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.json_file import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -38,19 +38,6 @@ def _open(path: Path) -> _File:
     except SafetensorError as error:
         raise CheckpointError(f"{path.name}: truncated or damaged: {error}") from None
     return file
-
-
-def read_json(path: Path) -> dict[str, object]:
-    """A JSON object from a file. Raises CheckpointError."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name}: must hold a JSON object")
-    return value
 
 
 def _weight_map(folder: Path) -> dict[str, str] | None:

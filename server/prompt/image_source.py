@@ -11,7 +11,8 @@ import tokenizers
 from tokenizers import AddedToken
 
 from model_runtime.weights.errors import CheckpointError
-from server.prompt.source import read_json, read_source
+from model_runtime.weights.json_file import read_json_if_any
+from server.prompt.source import read_source
 from server.prompt.tokenizer import Tokenizer
 from vision.config import FAMILIES, Preprocessor, read_preprocessor
 from vision.preprocess.values import PreprocessorError
@@ -24,12 +25,12 @@ _LARGE_SIDE = 2048
 def read_images(model_path: Path) -> Preprocessor | None:
     """The recipe and the tokens for images; None for a model that takes none. Raises CheckpointError for a model of
     images whose files are wrong or not supported."""
-    config = read_json(model_path / "config.json") if model_path.is_dir() else {}
+    config = read_json_if_any(model_path / "config.json") if model_path.is_dir() else {}
     if not config.get("vision_config") and config.get("model_type") not in FAMILIES:
         return None
-    processor = read_json(model_path / "processor_config.json")
+    processor = read_json_if_any(model_path / "processor_config.json")
     try:
-        return read_preprocessor(read_json(model_path / "preprocessor_config.json"), processor, config)
+        return read_preprocessor(read_json_if_any(model_path / "preprocessor_config.json"), processor, config)
     except PreprocessorError as error:
         raise CheckpointError(str(error)) from None
 
@@ -39,7 +40,7 @@ def load_tokenizer_for(model_path: Path, preprocessor: Preprocessor | None) -> T
     becomes it. Raises CheckpointError."""
     source = read_source(model_path)
     if preprocessor is not None:
-        names = list(_image_tokens(source.fast, preprocessor, read_json(model_path / "config.json")))
+        names = list(_image_tokens(source.fast, preprocessor, read_json_if_any(model_path / "config.json")))
         source.fast.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     return Tokenizer(source)
 

@@ -4,7 +4,6 @@ A GGUF file names its pre-tokenizer instead of storing it (`tokenizer.ggml.pre`)
 exactly are accepted: a wrong split gives wrong ids, silently.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_file import GgufValue, read_gguf
+from model_runtime.weights.json_file import read_json_if_any
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -57,7 +57,7 @@ def _from_folder(folder: Path) -> TokenizerSource:
         raise CheckpointError(f"{path} is not a tokenizer: {error}") from None
     fast.no_truncation()
     fast.no_padding()
-    config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
+    config = read_json_if_any(folder / "special_tokens_map.json") | read_json_if_any(folder / "tokenizer_config.json")
     variables = {name: _content(config[name]) for name in _SPECIAL_NAMES if config.get(name)}
     extra = config.get("additional_special_tokens") or []
     named = [*variables.values(), *map(_content, extra if isinstance(extra, list) else [])]
@@ -93,19 +93,6 @@ def _tokens_by_id(fast: tokenizers.Tokenizer) -> list[str]:
     return tokens
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """The object in a file of the checkpoint, empty where there is no such file. Raises CheckpointError."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object")
-    return value
-
-
 def _folder_template(folder: Path, config: dict[str, object]) -> str | None:
     """`chat_template.jinja`, else `chat_template.json`, else the entry of tokenizer_config.json (a string, or a list of
     named templates of which `default` is meant)."""
@@ -114,7 +101,7 @@ def _folder_template(folder: Path, config: dict[str, object]) -> str | None:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{path} is not UTF-8 text: {error}") from None
-    template = read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    template = read_json_if_any(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict)]
         template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)

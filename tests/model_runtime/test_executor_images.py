@@ -16,7 +16,7 @@ from model_runtime.memory import (
     size_pool,
     step_tokens,
 )
-from model_runtime.weights.safetensors_source import read_json
+from model_runtime.weights.json_file import read_json
 from scheduler.config import SchedulerConfig
 from tests.vlm import HIDDEN, make_vlm
 from vision.encoder.readers import read_vision
