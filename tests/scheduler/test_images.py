@@ -166,6 +166,16 @@ def test_prefix_hits_at_every_offset_in_a_block(num_text: int) -> None:
     assert cached == [0, most, num_text // 4 * 4, most, most]
 
 
+@pytest.mark.parametrize("num_text", range(3))
+def test_an_image_within_one_block_tells_the_block_apart(num_text: int) -> None:
+    scheduler = make()
+    for seq_id, name in enumerate("ABA"):
+        ids = [*range(num_text), picture(name, 2), *range(100, 105)]
+        scheduler.add(show(seq_id, ids, max_tokens=1), 0.0)
+        step(scheduler)
+    assert [event.cached_tokens for event in scheduler.take_events()] == [0, 0, (num_text + 6) // 4 * 4]
+
+
 def test_equal_ids_with_other_images_do_not_wait_for_each_other() -> None:
     scheduler = make()
     for seq_id, image in enumerate((A, B, A)):

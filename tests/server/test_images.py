@@ -155,6 +155,18 @@ def test_equal_images_at_the_same_time_are_decoded_once(monkeypatch: pytest.Monk
     run(main())
 
 
+def test_at_the_same_time_nothing_is_shared_with_another_recipe_or_salt() -> None:
+    async def main() -> None:
+        pipeline = ImagePipeline(onevision(), LIMITS)
+        asked = ([A], b""), ([A, A], b""), ([A], b"salt"), ([A, A], b"salt")
+        found = [images[0] for images in await asyncio.gather(*(pipeline.prepare(*each) for each in asked))]
+        assert [image.layout.tiles for image in found] == [5, 1, 5, 1]
+        assert len({image.key for image in found}) == 4
+        await pipeline.aclose()
+
+    run(main())
+
+
 def test_results_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = Counter(monkeypatch)
     urls = [picture_url(seed) for seed in range(3)]
