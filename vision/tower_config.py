@@ -98,7 +98,7 @@ class FixedGridConfig:
     """After how many blocks the features are taken; several are concatenated."""
     drop_class_token: bool
     bucketised_positions: bool = False
-    """Positions are looked up by fractions of the unmasked side, as in Idefics 2 and 3."""
+    """Positions are looked up by fractions of the side, as in Idefics 2 and 3."""
 
     @property
     def grid(self) -> int:

@@ -15,13 +15,12 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values [T, H, D] -> [T, H, D]."""
 
 
-def attend_batch(batch: int, mask_BP: Tensor | None) -> Attend:
-    """Attention within each of `batch` equally long images; keys where the mask (bool) is false are not seen."""
+def attend_batch(batch: int) -> Attend:
+    """Attention within each of `batch` equally long images."""
 
     def attend(q_THD: Tensor, k_THD: Tensor, v_THD: Tensor) -> Tensor:
         q_BHPD, k_BHPD, v_BHPD = (x.reshape(batch, -1, *x.shape[1:]).transpose(1, 2) for x in (q_THD, k_THD, v_THD))
-        mask = None if mask_BP is None else mask_BP[:, None, None, :]
-        out_BHPD = scaled_dot_product_attention(q_BHPD, k_BHPD, v_BHPD, attn_mask=mask)
+        out_BHPD = scaled_dot_product_attention(q_BHPD, k_BHPD, v_BHPD)
         return out_BHPD.transpose(1, 2).reshape(q_THD.shape)
 
     return attend

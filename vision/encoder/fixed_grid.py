@@ -2,7 +2,7 @@
 
 Engine and worker processes. Holds weights, keeps no state.
 
-Legend: B images (tiles), P patches of each, S side of an image in patches, X tokens of each (P, and one for a class
+Legend: B images (tiles), P patches of each, S sides of an image in patches, X tokens of each (P, and one for a class
 token), C hidden size, F feature size, K numbers in a patch.
 """
 
@@ -24,21 +24,16 @@ def patchify(pixels_BCHW: Tensor, patch_size: int) -> Tensor:
     return split.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, -1)
 
 
-def bucketised_positions(mask_BSS: Tensor, side: int) -> Tensor:
-    """[B, P] int64 rows of a side x side table for patches that a mask (bool, a rectangle from the top left) keeps.
+def bucketised_positions(side: int) -> Tensor:
+    """[P] int64: the row of a side x side table that each patch of as many takes in Idefics 3.
 
-    Row r of n kept rows takes row floor(side x r / n) of the table, with r / n in float32; masked patches take 0.
+    Row r of n would be row floor(n x r / n) of the table, were it not for r / n in float32: here and there that is the
+    row before.
     """
-    edges = torch.arange(1 / side, 1.0, 1 / side, device=mask_BSS.device)
-
-    def buckets(kept_B: Tensor) -> Tensor:
-        index = torch.arange(mask_BSS.shape[1], dtype=torch.float32, device=mask_BSS.device)
-        fraction_BS = (index[None, :] * (1.0 / kept_B)[:, None]).clamp(max=1.0 - 1e-6)
-        return torch.bucketize(fraction_BS, edges, right=True)
-
-    rows_BS, columns_BS = buckets(mask_BSS[:, :, 0].sum(dim=1)), buckets(mask_BSS[:, 0, :].sum(dim=1))
-    positions_BSS = rows_BS[:, :, None] * side + columns_BS[:, None, :]
-    return torch.where(mask_BSS, positions_BSS, 0).flatten(1)
+    edges = torch.arange(1 / side, 1.0, 1 / side)
+    fraction_S = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))
+    row_S = torch.bucketize(fraction_S.clamp(max=1.0 - 1e-6), edges, right=True)
+    return (row_S[:, None] * side + row_S).flatten()
 
 
 class FixedGridTower:
@@ -47,34 +42,27 @@ class FixedGridTower:
     def __init__(self, config: FixedGridConfig, parameters: Parameters) -> None:
         self.config, self.parameters = config, parameters
         self.position_XC = parameters.vectors["position"].flatten(0, -2)
+        if config.bucketised_positions:
+            self.position_XC = self.position_XC[bucketised_positions(config.grid).to(self.position_XC.device)]
         self.blocks = [Block(config.block, layer, parameters) for layer in range(max(config.feature_layers))]
 
-    def _embedded(self, pixels_BCHW: Tensor, mask_BSS: Tensor | None) -> Tensor:
+    def _embedded(self, pixels_BCHW: Tensor) -> Tensor:
         """[B, X, C]: patches and class token with their positions."""
         x_BPC = self.parameters.linear(patchify(pixels_BCHW, self.config.patch_size), "patch")
-        if self.config.bucketised_positions:
-            side = pixels_BCHW.shape[-1] // self.config.patch_size
-            if mask_BSS is None:
-                mask_BSS = torch.ones(len(x_BPC), side, side, dtype=torch.bool, device=x_BPC.device)
-            return x_BPC + self.position_XC[bucketised_positions(mask_BSS, self.config.grid)]
         if self.config.keys.class_token is not None:
             token_B1C = self.parameters.vectors["class_token"].reshape(1, 1, -1).expand(len(x_BPC), 1, -1)
             x_BPC = torch.cat([token_B1C, x_BPC], dim=1)
         return x_BPC + self.position_XC
 
-    def forward(self, pixels_BCHW: Tensor, mask_BSS: Tensor | None) -> Tensor:
-        """[B, P, F], or one more for a class token that is kept.
-
-        Pixels are square, of image_size unless positions are bucketised. The mask [B, S, S] bool, only for bucketised
-        positions, says which patches hold pixels; the others are seen by none, and have features all the same.
-        """
+    def forward(self, pixels_BCHW: Tensor) -> Tensor:
+        """[B, P, F], or one more for a class token that is kept. Images are squares of image_size."""
         config, eps = self.config, self.config.block.norm_eps
-        x_BXC = self._embedded(pixels_BCHW, mask_BSS)
+        x_BXC = self._embedded(pixels_BCHW)
         batch, width = len(x_BXC), x_BXC.shape[1]
         x_TC = x_BXC.flatten(0, 1)
         if config.keys.pre_norm is not None:
             x_TC = self.parameters.normed(x_TC, "pre_norm", "layer", eps)
-        attend = attend_batch(batch, None if mask_BSS is None else mask_BSS.flatten(1))
+        attend = attend_batch(batch)
         kept = {0: x_TC}
         for layer, block in enumerate(self.blocks, start=1):
             x_TC = block.forward(x_TC, attend, None)

@@ -1,8 +1,9 @@
 """From the bytes of a processed image to what its tower takes: colours normalised, patches in the tower's order.
 
-Called by the runner before `ImageEncoder.encode`, in the engine and worker processes. The API process has cut and
-resized the image (`vision/preprocess`); it sends bytes, a quarter of the size, and what is left is a look-up in a table
-of 256 values a channel and a permutation, both exact: no number depends on the device or on what else is encoded.
+Called by `model_runtime/images.py` before `ImageEncoder.encode`, in the engine and worker processes. The API process
+has cut and resized the image (`vision/preprocess`); it sends bytes, a quarter of the size, and what is left is a
+look-up in a table of 256 values a channel and a permutation, both exact: no number depends on the device or on what
+else is encoded.
 
 Legend: N tiles, H and W their sides in pixels, C 3 channels, V 256 values, T patches, K numbers in a patch.
 """

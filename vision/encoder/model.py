@@ -1,8 +1,8 @@
 """The image side of one checkpoint: processed images in, vectors for the language model out.
 
-Made from `readers.read_vision` and `weights.load_vision`; the runner calls `encode` with the image jobs of a step, in
-the engine and worker processes. Holds weights, keeps no state; what an image becomes does not depend on its neighbours,
-bit for bit if that holds for the kernels that it is given.
+Made from `readers.read_vision` and `weights.load_vision`; `model_runtime/images.py` calls `encode` for each image job
+of a step, in the engine and worker processes. Holds weights, keeps no state; what an image becomes does not depend on
+its neighbours, bit for bit if that holds for the kernels that it is given.
 
 Legend: B tiles of an image, H and W sides in pixels, T patches, K numbers in a patch, P patches of a tile, N vectors of
 an image, F width of the tower's features, O width of the language model.
@@ -34,8 +34,6 @@ class ImageInput:
     the order of `packed.block_order`."""
     grid: Grid | None = None
     """Qwen, Kimi: rows and columns of patches."""
-    mask: Tensor | None = None
-    """Idefics 3: bool [B, H, H], true where a tile holds pixels; None if everywhere."""
     tile_grid: tuple[int, int] | None = None
     """LLaVA-NeXT, OneVision: rows and columns of tiles, without the small copy; None if there is only the copy."""
     size: tuple[int, int] | None = None
@@ -64,19 +62,6 @@ class _FixedGridEncoder:
         else:
             self.projector = PoolProjector(config.projector, "projector", parameters)
 
-    def _mask(self, images: Sequence[ImageInput]) -> Tensor | None:
-        """[B, S, S] bool: patches that hold any pixel; None if all do."""
-        if all(image.mask is None for image in images):
-            return None
-        masks = [
-            torch.ones_like(image.pixels[:, 0], dtype=torch.bool) if image.mask is None else image.mask
-            for image in images
-        ]
-        pixels_BHH, patch = torch.cat(masks), self.tower_config.patch_size
-        side = pixels_BHH.shape[-1] // patch
-        pixels_BHH = pixels_BHH[:, : side * patch, : side * patch]
-        return pixels_BHH.reshape(-1, side, patch, side, patch).any(dim=4).any(dim=2)
-
     def _projected(self, features_BPF: Tensor) -> Tensor:
         """[B, P, F] -> [B, N, O]."""
         if isinstance(self.projector, MergeProjector) and self.projector.config.merge_size == 1:
@@ -94,16 +79,9 @@ class _FixedGridEncoder:
     def encode(self, images: Sequence[ImageInput]) -> list[ImageFeatures]:
         pixels_BCHW = torch.cat([image.pixels for image in images])
         height, width = pixels_BCHW.shape[2:]
-        fits = self.tower_config.bucketised_positions or height == self.tower_config.image_size
-        assert height == width and fits, f"tiles of {height} x {width} pixels"
-        mask_BSS, at_once = self._mask(images), max(1, GROUP_PATCHES // (height // self.tower_config.patch_size) ** 2)
-        groups = [slice(start, start + at_once) for start in range(0, len(pixels_BCHW), at_once)]
-        projected_BNO = torch.cat(
-            [
-                self._projected(self.tower.forward(pixels_BCHW[group], None if mask_BSS is None else mask_BSS[group]))
-                for group in groups
-            ]
-        )
+        assert height == width == self.tower_config.image_size, f"tiles of {height} x {width} pixels"
+        groups = pixels_BCHW.split(max(1, GROUP_PATCHES // self.tower_config.grid**2))
+        projected_BNO = torch.cat([self._projected(self.tower.forward(group_BCHW)) for group_BCHW in groups])
         counts = [len(image.pixels) for image in images]
         result = []
         for image, tiles_BNO in zip(images, torch.split(projected_BNO, counts), strict=True):
