@@ -4,7 +4,8 @@ Owned by the runner, engine and worker processes. The scheduler decides which sl
 nothing here knows of requests. Images are encoded one after the other: on CPU a tower is as fast with one as with
 several, and the memory it takes at its peak is that of one.
 
-Legend: N embeddings of an image, C hidden size of the language model, V values of a byte, T rows, K and N features.
+Legend: N embeddings of an image, C hidden size of the language model; in `TowerKernels` T rows, K input and N output
+features. Of pixels as in `vision.encoder.inputs`: table [C, V], tiles [N, H, W, C].
 """
 
 from array import array

@@ -1,6 +1,7 @@
 """One step on this rank: plan -> images -> ragged batch -> forward -> logits of the rows that need them -> tokens.
 
-Owned by the executor, engine process. Holds the model and the KV memory; keeps nothing about requests.
+Owned by the executor, engine process. Holds the model, the KV memory and the images' embeddings; keeps nothing about
+requests.
 
 Legend: T tokens of the step, R rows to sample, P prompt rows to score, C hidden size, V vocabulary.
 """

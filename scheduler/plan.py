@@ -1,9 +1,9 @@
 """The contract between scheduler and runtime: one `StepPlan` goes in, one `StepResult` comes out.
 
-Owned by the scheduler package, imported by `model_runtime` (the only scheduler module it may import), used in the
-engine process. Both are frozen and flat: parallel `array` buffers that numpy and torch read without a copy, no sets, no
-dictionaries keyed by request. Everything the runtime needs for a step is in the plan; the runtime keeps no
-per-request state.
+Owned by the scheduler package, imported by `model_runtime` (beside `config` the only scheduler module that it may
+import), used in the engine process. Both are frozen and flat: parallel `array` buffers that numpy and torch read
+without a copy, no sets, no dictionaries keyed by request. Everything the runtime needs for a step is in the plan; the
+runtime keeps no per-request state.
 
 Legend: S sequences in the step, T tokens in the step, R rows that sample a token, P prompt rows that are scored,
 J images to encode, E spans of image embeddings in the step.

@@ -20,7 +20,6 @@ class CostModel:
     step_seconds: float = field(default=0.012, metadata={"help": "of every step: launch, and reading the weights"})
     token_seconds: float = field(default=0.003, metadata={"help": "of each token computed"})
     pair_seconds: float = field(default=1.4e-6, metadata={"help": "of each pair of a query and a key that it reads"})
-
     pixel_seconds: float = field(default=5e-6, metadata={"help": "of each pixel of an image that is encoded"})
 
     def seconds(self, plan: StepPlan) -> float:

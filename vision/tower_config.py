@@ -20,7 +20,7 @@ Norm = Literal["layer", "rms"]
 Axial = Literal["shared", "staggered", "interleaved"]
 """How a head's angles divide between row and column: halves with the same frequencies, halves with the even and the odd
 ones (Pixtral), or column and row in turn over neighbouring numbers (MoonViT)."""
-Layout = Literal["cells", "rows", "pixels"]
+PatchLayout = Literal["cells", "rows", "pixels"]
 """How one image arrives: patches cell by cell, patches row by row, or pixels [1, C, H, W]."""
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 
@@ -128,7 +128,7 @@ class PackedConfig:
     """Patches come in blocks of merge_size x merge_size; 1 is plain rows."""
     rope_theta: float
     axial: Axial = "shared"
-    layout: Layout = "cells"
+    layout: PatchLayout = "cells"
     pre_norm_key: str | None = None
     final_norm_key: str | None = None
     position_key: str | None = None

@@ -1,5 +1,5 @@
-"""POST /tokenize and /detokenize, shaped like vLLM's. API process; the engine takes no part, but images
-are work and need a place in its queue."""
+"""POST /tokenize and /detokenize, shaped like vLLM's. API process; the engine takes no part, but images are work and
+need a place in its queue."""
 
 import asyncio
 

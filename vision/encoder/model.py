@@ -80,7 +80,7 @@ class _FixedGridEncoder:
         pixels_BCHW = torch.cat([image.pixels for image in images])
         height, width = pixels_BCHW.shape[2:]
         assert height == width == self.tower_config.image_size, f"tiles of {height} x {width} pixels"
-        groups = pixels_BCHW.split(max(1, GROUP_PATCHES // self.tower_config.grid**2))
+        groups = torch.split(pixels_BCHW, max(1, GROUP_PATCHES // self.tower_config.grid**2))
         projected_BNO = torch.cat([self._projected(self.tower.forward(group_BCHW)) for group_BCHW in groups])
         counts = [len(image.pixels) for image in images]
         result = []
