@@ -6,6 +6,8 @@ Called by `image.py` in a worker thread of the API process, before Pillow sees a
 
 import re
 import struct
+import zlib
+from collections.abc import Iterator
 
 from vision.errors import CorruptImage, UnsupportedImage
 
@@ -33,6 +35,12 @@ REFUSED = (
     (re.compile(rb"<!doctype html|<html|<head|<body|<script", re.IGNORECASE), "HTML"),
 )
 """Named in the message, so that a client sees what it sent."""
+
+PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""Of each pass: first column and row, and steps between columns and rows."""
+INFLATED_PIECE = 1 << 18
+"""Bytes of pixels that are inflated at once to be counted."""
 
 JPEG_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
@@ -73,6 +81,12 @@ def check_whole(data: bytes, name: str) -> None:
 
 def _check_png(data: bytes) -> None:
     """Walks the chunks up to the end. Checksums are the decoder's: of chunks before the pixels, and of the pixels."""
+    for _ in _png_chunks(data):
+        pass
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """(kind, start, end) of each chunk's content up to IEND. Raises CorruptImage."""
     at = 8
     for _ in range(MAX_PNG_CHUNKS):
         if at + 12 > len(data):
@@ -83,7 +97,28 @@ def _check_png(data: bytes) -> None:
             raise CorruptImage("The PNG file is truncated")
         if kind == b"IEND":
             return
+        yield kind, at - 4 - size, at - 4
     raise CorruptImage(f"The PNG file has more than {MAX_PNG_CHUNKS} chunks, which is the limit")
+
+
+def check_png_pixels(data: bytes) -> None:
+    """Raises CorruptImage for a PNG that has been decoded and holds fewer pixels than it says: Pillow leaves the rest
+    black. It counts them, which takes as long as decoding."""
+    width, height, bits, colour, _, _, interlaced = struct.unpack_from(">IIBBBBB", data, 16)
+    missing = 0
+    for left, top, across, down in ADAM7 if interlaced else ((0, 0, 1, 1),):
+        columns, rows = -(-(width - left) // across), -(-(height - top) // down)
+        missing += rows * (1 + (columns * bits * PNG_CHANNELS[colour] + 7) // 8) if columns > 0 else 0
+    inflate = zlib.decompressobj()
+    for kind, start, end in _png_chunks(data):
+        rest = data[start:end] if kind == b"IDAT" else b""
+        while rest and missing > 0 and not inflate.eof:
+            missing -= len(inflate.decompress(rest, INFLATED_PIECE))
+            rest = inflate.unconsumed_tail
+    if missing > 0:
+        missing -= len(inflate.flush())
+    if missing > 0:
+        raise CorruptImage("The PNG file is truncated: its pixels end before the picture does")
 
 
 def _check_jpeg(data: bytes) -> None:

@@ -26,7 +26,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from vision.colours import fill_on_white, raw_mode
-from vision.containers import check_whole, sniff, webp_size
+from vision.containers import check_png_pixels, check_whole, sniff, webp_size
 from vision.errors import CorruptImage, ImageTooLarge, UnsupportedImage
 from vision.limits import ImageLimits
 
@@ -128,11 +128,20 @@ def _read(
         admit(image.width * image.height * COSTS.get(name, 1))
         raw = raw_mode(image)
         image.load()
+        if name == "PNG" and _may_be_cut(image):
+            check_png_pixels(data)
         # TIFF's plugin turns its image itself
         orientation = 1 if isinstance(image, TiffImageFile) else _orientation(image)
         return (
             image if image.mode == "RGB" and not image.has_transparency_data else _on_white(image, raw)
         ), orientation
+
+
+def _may_be_cut(image: Image.Image) -> bool:
+    """Whether one of the last two rows is blank, as are those that Pillow has found no pixels for: one of them is the
+    last in the file, interlaced or not, unless there is but one row."""
+    last = [(0, row, image.width, row + 1) for row in range(max(image.height - 2, 0), image.height)]
+    return image.height == 1 or any(image.crop(box).getbbox(alpha_only=False) is None for box in last)
 
 
 def _plugin(name: str) -> type[ImageFile.ImageFile]:

@@ -154,6 +154,7 @@ def _broken() -> Iterator[tuple[str, bytes]]:
         png((1, 1), 8, 0, [b"\x07"], extra=chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(10**7), 1)) * 2),
     )
     yield "70 000 chunks", png((1, 1), 8, 0, [b"\x07"], extra=chunk(b"junk", b"") * 70_000)
+    yield "pixels that end early", png((400, 400), 8, 2, [bytes([7]) * 1200] * 20)
     scan = FILES["jpeg"].index(b"\xff\xda")
     yield "41 scans", FILES["jpeg"][:scan] + b"\xff\xda\0\x08\x01\x01\0\0\x3f\0\0" * 41 + FILES["jpeg"][scan:]
     for magic in (b"\xff\xd8\xff", PNG_MAGIC, b"GIF89a", b"BM", b"II*\0", b"MM\0*", b"II+\0", b"RIFF\xff\0\0\0WEBP"):
