@@ -15,8 +15,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from model_runtime.host import usable_cores
 from scheduler.plan import ImagePixels
@@ -134,7 +135,7 @@ class ImagePipeline:
             if found is None:
                 with self._room.entered() as admit:
                     found = _cut(data, variant.recipe, key, self._limits, admit)
-                self._cache.put(found)
+                found = self._cache.put(found)
         except ImageError as error:
             error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
@@ -193,29 +194,29 @@ class _Held:
     def __init__(self, limit: int) -> None:
         self._limit, self._used = limit, 0
         self._holders: dict[int, int] = {}
-        """id of a PreparedImage that is held -> how often"""
+        """id of the pixels of an image that is held -> how often"""
 
     def take(self, image: PreparedImage, held: list[PreparedImage]) -> None:
         """Adds the image to those of its request. Raises ApiError."""
         size = len(image.pixels.data)
-        own = size + sum(
-            len(other.pixels.data) for other in {id(one): one for one in held if one is not image}.values()
-        )
+        own = sum({id(one.pixels.data): len(one.pixels.data) for one in [*held, image]}.values())
         if own > self._limit:
             raise too_many_pixels(own, self._limit)
-        new = 0 if id(image) in self._holders else size
+        pixels = id(image.pixels.data)
+        new = 0 if pixels in self._holders else size
         if self._used + new > self._limit:
             raise no_room_for_pixels(self._used, new)
         self._used += new
-        self._holders[id(image)] = self._holders.get(id(image), 0) + 1
+        self._holders[pixels] = self._holders.get(pixels, 0) + 1
         held.append(image)
 
     def give_back(self, held: list[PreparedImage]) -> None:
         """The request needs these no longer, or is counted elsewhere."""
         for image in held:
-            self._holders[id(image)] -= 1
-            if not self._holders[id(image)]:
-                del self._holders[id(image)]
+            pixels = id(image.pixels.data)
+            self._holders[pixels] -= 1
+            if not self._holders[pixels]:
+                del self._holders[pixels]
                 self._used -= len(image.pixels.data)
         held.clear()
 
@@ -226,6 +227,8 @@ class _Cache:
     def __init__(self, limit: int) -> None:
         self._limit, self._used = limit, 0
         self._images: OrderedDict[bytes, PreparedImage] = OrderedDict()
+        self._alive: WeakValueDictionary[bytes, memoryview] = WeakValueDictionary()
+        """Key -> pixels that some request still has, though the cache may have dropped them."""
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> PreparedImage | None:
@@ -235,14 +238,17 @@ class _Cache:
                 self._images.move_to_end(key)
             return self._images.get(key)
 
-    def put(self, image: PreparedImage) -> None:
-        """Makes room by dropping others; what is larger than the cache is not kept."""
+    def put(self, image: PreparedImage) -> PreparedImage:
+        """The image, with the pixels that other requests have of it, if they have: so they are in memory once, however
+        often it is decoded. Makes room by dropping others; what is larger than the cache is not kept."""
         size = len(image.pixels.data)
         with self._lock:
-            if size > self._limit or image.key in self._images:
-                return
-            self._images[image.key] = image
-            self._used += size
+            alive = self._alive.setdefault(image.key, memoryview(image.pixels.data))
+            image = replace(image, pixels=replace(image.pixels, data=alive))
+            if size <= self._limit and image.key not in self._images:
+                self._images[image.key] = image
+                self._used += size
             while self._used > self._limit:
                 _, dropped = self._images.popitem(last=False)
                 self._used -= len(dropped.pixels.data)
+        return image

@@ -1,6 +1,7 @@
 """What is ready while its request waits for other images is bounded, for one request and for all together."""
 
 import asyncio
+import weakref
 
 from server.images import ImagePipeline
 from tests.server.test_images import failure, llava, picture_url, run
@@ -54,5 +55,23 @@ def test_requests_that_wait_are_counted_together_and_each_image_once() -> None:
             assert pipeline._held._used == 0
             assert len(await pipeline.prepare(URLS[2:5], b"")) == 3
             await pipeline.aclose()
+
+    run(main())
+
+
+def test_pixels_that_a_request_still_has_are_in_memory_once() -> None:
+    """Although the cache has dropped them, and they are decoded again."""
+
+    async def main() -> None:
+        pipeline = ImagePipeline(llava(), ImageLimits(image_cache_bytes=SIZE))
+        first = await pipeline.prepare(URLS[:1], b"")
+        await pipeline.prepare(URLS[1:2], b"")
+        again = await pipeline.prepare(URLS[:1], b"")
+        assert first[0].pixels.data is again[0].pixels.data and first[0].key == again[0].key
+        alive = weakref.ref(first[0].pixels.data)
+        del first, again
+        await pipeline.prepare(URLS[1:2], b"")
+        assert alive() is None, "and not longer than that"
+        await pipeline.aclose()
 
     run(main())
