@@ -85,7 +85,7 @@ def read(values: Values) -> Idefics3:
     """Idefics3ImageProcessor and SmolVLMImageProcessor. Raises PreprocessorError."""
     return Idefics3(
         finish=values.finish(Image.Resampling.LANCZOS, HALF, HALF),
-        longest_edge=values.section("size").integer("longest_edge", 4 * 364),
-        tile=values.section("max_image_size").integer("longest_edge", 364),
+        longest_edge=values.edges("size").integer("longest_edge", 4 * 364),
+        tile=values.edges("max_image_size").integer("longest_edge", 364),
         split=values.flag("do_image_splitting", True),
     )

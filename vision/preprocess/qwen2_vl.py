@@ -57,10 +57,11 @@ class Qwen2VL:
 
 
 def read(values: Values) -> Qwen2VL:
-    """Qwen2VLImageProcessor, with either spelling of the limits. Raises PreprocessorError."""
-    size, most = values.section("size"), 1 << 26
-    least = size.integer("shortest_edge", 56 * 56, most=most)
-    greatest = size.integer("longest_edge", 28 * 28 * 1280, most=most)
+    """Qwen2VLImageProcessor, with any spelling of the limits: the old names in `size`, or beside it, where they win.
+    Raises PreprocessorError."""
+    size, most = values.edges("size"), 1 << 26
+    least = size.integer("shortest_edge", size.integer("min_pixels", 56 * 56, most=most), most=most)
+    greatest = size.integer("longest_edge", size.integer("max_pixels", 28 * 28 * 1280, most=most), most=most)
     return Qwen2VL(
         finish=values.finish(Image.Resampling.BICUBIC, CLIP_MEAN, CLIP_STD),
         patch=values.integer("patch_size", 14),

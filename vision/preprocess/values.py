@@ -82,6 +82,13 @@ class Values:
             self.fail(key, "an object")
         return Values(value)
 
+    def edges(self, key: str) -> "Values":
+        """The object of a size that its shortest and longest edge give; height and width mean something else."""
+        size = self.section(key)
+        if size.has("height") or size.has("width"):
+            self.fail(key, "an object with shortest_edge or longest_edge")
+        return size
+
     def square_or_pair(self, key: str, default: tuple[int, int]) -> tuple[int, int]:
         """(height, width), from an object, a list or one integer for both."""
         if not self.has(key):
