@@ -23,6 +23,7 @@ from server.tiny_vlm import write_tiny_vlm
 from tests.end_to_end.conftest import Server, run_server
 from tests.end_to_end.hostile_images import BROKEN, ODD, SHORT, urls
 from tests.end_to_end.neighbour import Neighbour
+from tests.end_to_end.raw_http import Exchange, exchange, run_all
 from tests.server.fakes import MODEL, FakeEngine, call
 from tests.server.image_fakes import FAMILIES
 from tests.vision.canary import SITE, Answer, Canary, answer, canary, moved, site
@@ -252,3 +253,42 @@ def test_an_allowed_host_that_misbehaves() -> None:
             await pipeline.aclose()
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_clients_that_leave_with_their_pictures_leave_nothing(eyes: Server, bird: Canary) -> None:
+    """300 requests, dropped while their pictures are read, decoded, waiting, encoded, or shown to a running model."""
+    photo = save(Image.fromarray(noise(24, 32, seed=5)).resize((1280, 960)), "JPEG")
+    small = [data_url(save(Image.fromarray(noise(30, 30, seed=seed)), "PNG")) for seed in range(20)]
+    large = [data_url(photo + b"%d" % number, "jpeg") for number in range(100)]
+
+    def dropped(number: int) -> Exchange:
+        """After one or two events, or before any has come; every fifth has two photographs of its own."""
+        kind = number % 5
+        shown = large[number % 100 - 1 : number % 100 + 1] if kind == 4 else small[number % 17 : number % 17 + 3]
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in shown]
+        content = [{"type": "text", "text": f"{number} "}, *parts]
+        return exchange(
+            CHAT,
+            (1, 2, 0, 0, 0)[kind],
+            model=eyes.model,
+            messages=[{"role": "user", "content": content}],
+            stream=kind != 3,
+            max_tokens=400,
+            ignore_eos=True,
+            n=1 + number % 2,
+        )
+
+    before, processes = eyes.metrics(), eyes.children().values()
+    with calm(eyes, bird):
+        run_all(eyes.url, [dropped(number) for number in range(100)], 60)
+        held = [process.memory_info().rss for process in processes]
+        for wave in range(1, 3):
+            exchanges = [dropped(100 * wave + number) for number in range(100)]
+            run_all(eyes.url, exchanges, 60)
+            assert {entry.status for entry in exchanges} <= {0, 200}
+    after = eyes.metrics()
+    assert after["num_requests_running"] == after["num_requests_waiting"] == after["kv_cache_usage_perc"] == 0
+    assert after["request_success_total:error"] == before["request_success_total:error"]
+    assert after["request_success_total:abort"] > before["request_success_total:abort"]
+    grown = [process.memory_info().rss - size for process, size in zip(processes, held, strict=True)]
+    assert all(size < 30e6 for size in grown), grown
