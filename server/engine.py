@@ -12,9 +12,11 @@ from dataclasses import replace
 
 import zmq
 
+from model_runtime.config import RuntimeInfo
 from model_runtime.executor import Executor, load_executor
 from model_runtime.memory import PlanError
 from model_runtime.weights.errors import CheckpointError
+from scheduler.config import SchedulerConfig
 from scheduler.encoder_cache import EncoderLimits
 from scheduler.request import Request, SchedulerError, TokenEvent, TokenLogprob
 from scheduler.scheduler import Scheduler
@@ -151,14 +153,10 @@ def _to_wire(event: TokenEvent) -> wire.Event:
     )
 
 
-def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> tuple[Scheduler, Executor]:
-    def progress(stage: str, fraction: float) -> None:
-        socket.send(wire.encode(wire.Loading(generation, stage, fraction)))
-
-    executor = load_executor(resolve_model(config.model).path, config.runtime, config.scheduler, progress)
-    info = executor.info
-    scheduler = Scheduler(
-        replace(config.scheduler, max_num_batched_tokens=info.max_num_batched_tokens),
+def make_scheduler(config: SchedulerConfig, info: RuntimeInfo) -> Scheduler:
+    """The scheduler for a loaded model, within what was learned while loading it."""
+    return Scheduler(
+        replace(config, max_num_batched_tokens=info.max_num_batched_tokens),
         num_blocks=info.num_blocks,
         max_model_len=info.max_model_len,
         encoder=EncoderLimits(
@@ -168,7 +166,14 @@ def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> 
             whole_spans=info.whole_span > 0,
         ),
     )
-    return scheduler, executor
+
+
+def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> tuple[Scheduler, Executor]:
+    def progress(stage: str, fraction: float) -> None:
+        socket.send(wire.encode(wire.Loading(generation, stage, fraction)))
+
+    executor = load_executor(resolve_model(config.model).path, config.runtime, config.scheduler, progress)
+    return make_scheduler(config.scheduler, executor.info), executor
 
 
 def main() -> None:

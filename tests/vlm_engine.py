@@ -4,7 +4,7 @@ executor to tokens, log-probabilities and the logits of every row."""
 import asyncio
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +19,8 @@ from model_runtime.executor import load_executor
 from model_runtime.kv_store import KVLayer
 from model_runtime.runner import LanguageModel
 from scheduler.config import SchedulerConfig
-from scheduler.encoder_cache import EncoderLimits
 from scheduler.request import FinishReason, Request, SamplingParams, TokenLogprob
-from scheduler.scheduler import Scheduler
+from server.engine import make_scheduler
 from server.images import ImagePipeline
 from server.prompt.build import PromptBuilder
 from server.prompt.image_source import load_tokenizer_for, read_images
@@ -135,21 +134,12 @@ class Engine:
             encoder_cache_bytes=encoder_cache_bytes,
         )
         self._executor = load_executor(model, runtime, config, lambda stage, fraction: None)
-        runner, info = self._executor._runner, self._executor.info
+        runner = self._executor._runner
         for layer in runner._kv:
             layer.key_NHDB.fill_(float("nan"))
             layer.value_NHBD.fill_(float("nan"))
         self._recorder = runner._model = _Recorder(runner._model)
-        self.scheduler = Scheduler(
-            replace(config, max_num_batched_tokens=info.max_num_batched_tokens),
-            num_blocks=info.num_blocks,
-            max_model_len=info.max_model_len,
-            encoder=EncoderLimits(
-                cache_bytes=info.encoder_cache_bytes,
-                bytes_per_embedding=info.bytes_per_embedding,
-                whole_spans=info.whole_span > 0,
-            ),
-        )
+        self.scheduler = make_scheduler(config, self._executor.info)
         self.largest_batch = 0
         self.num_jobs = 0
         self.num_cut_spans = 0
