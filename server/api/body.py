@@ -81,21 +81,19 @@ async def _read(request: Request, limit: int, timeout: float) -> bytes:
     too_large = BodyTooLarge(f"The body exceeds the limit of {limit} bytes.")
     if declared.isdecimal() and int(declared) > limit:
         raise too_large
-    chunks = []
-    size = 0
+    body = bytearray()  # a list of pieces would leave the heap in pieces too
     try:
         async with asyncio.timeout(timeout):
             async for chunk in request.stream():
-                size += len(chunk)
-                if size > limit:
+                if len(body) + len(chunk) > limit:
                     raise too_large
-                chunks.append(chunk)
+                body += chunk
     except ClientDisconnect:
         record_of(request).client_gone = True
         raise ClientGone("The client closed the connection.") from None
     except TimeoutError:
         raise DeadlineExceeded(f"The body did not arrive within {timeout:g} s.") from None
-    return b"".join(chunks)
+    return bytes(body)
 
 
 def check_size(raw: bytes, schema: type[RequestBody], limits: Limits) -> None:
