@@ -274,11 +274,17 @@ def _kind(values: Values) -> str:
 
 def read_preprocessor(config: Json, processor_config: Json | None, model_config: Json) -> Preprocessor:
     """From preprocessor_config.json (empty if there is none), processor_config.json, whose `image_processor` wins, and
-    config.json. Raises PreprocessorError naming what is wrong, missing or not supported."""
+    config.json. Raises PreprocessorError naming what is wrong, missing or not supported; a checkpoint without any
+    values is, since published ones differ from the defaults of their class."""
     processor, model = Values(processor_config or {}), Values(model_config)
     values = Values({**config, **processor.section("image_processor").data})
     name = model.text("model_type", "")
     if name not in FAMILIES:
         raise PreprocessorError(f"images for model_type {name!r} are not supported; {', '.join(FAMILIES)} are")
+    if not values.data:
+        raise PreprocessorError(
+            "preprocessor_config.json is missing, and no image_processor in processor_config.json says how images are "
+            "resized either; put the file that was published with the checkpoint into its folder"
+        )
     vision = model.section("vision_config")
     return FAMILIES[name](_Source(kind=_kind(values), values=values, model=model, vision=vision, processor=processor))

@@ -160,6 +160,13 @@ def test_a_nested_image_processor_wins() -> None:
     assert read_preprocessor(old, nested, model.to_dict()) == expected  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("processor", [None, {}, {"processor_class": "LlavaProcessor"}, {"image_processor": {}}])
+def test_a_checkpoint_that_does_not_say_how_images_are_resized(processor: dict[str, object] | None) -> None:
+    model = CASES["llava clip"][1].to_dict()  # type: ignore[attr-defined]
+    with pytest.raises(PreprocessorError, match=r"^preprocessor_config\.json is missing"):
+        read_preprocessor({}, processor, model)
+
+
 @pytest.mark.parametrize("kind", ["CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil", None])
 def test_backends_of_a_class_are_one_recipe(kind: str | None) -> None:
     model = CASES["llava clip"][1].to_dict()  # type: ignore[attr-defined]

@@ -170,7 +170,7 @@ def test_the_family() -> None:
 def test_a_tower_with_other_patches_is_refused() -> None:
     other = MODEL | {"vision_config": {"merge_kernel_size": 4}}
     with pytest.raises(PreprocessorError, match="patches and merge are 14 and 2, but the tower takes 14 and 4"):
-        read_preprocessor({}, None, other)
+        read_preprocessor({"media_proc_cfg": {}}, None, other)
 
 
 HALF = [0.5] * 3
