@@ -59,7 +59,7 @@ def _check_extra(extra: str, package: str, purpose: str) -> Finding:
     try:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        advice = f"pip install 'firstlight[{extra}]' to {purpose}"
+        advice = f"{sys.executable} -m pip install 'firstlight[{extra}]' to {purpose}"
         return Finding(subject=f"{extra} extra", state="warning", detail="not installed", advice=advice)
     return Finding(subject=f"{extra} extra", state="ok", detail=f"{package} {version}")
 

@@ -40,13 +40,15 @@ def parse_image_limit(text: str) -> int:
     except (ValueError, RecursionError):
         raise mistake from None
     counts = {kind.strip(): str(value).strip() for kind, value in limits.items()}
-    if not all(count.isdecimal() and count.isascii() for count in counts.values()) or "image" not in counts:
+    if not all(count.isdecimal() and count.isascii() for count in counts.values()):
         raise mistake
     for kind in sorted(counts.keys() - {"image"}):
         if kind not in ("video", "audio"):
             raise ValueError(f"{kind[:40]!r} is not image, video or audio")
         if int(counts[kind]) > 0:
             raise ValueError(f"{kind} is not served; its limit can only be 0")
+    if "image" not in counts:
+        raise ValueError(f"{text!r} does not say how many images a request may have, as image=4 does")
     return int(counts["image"])
 
 

@@ -41,7 +41,7 @@ def write_tiny_vlm(folder: Path) -> None:
     """Write the checkpoint; the same files every time. Raises OSError, FileExistsError where the folder has files."""
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty")
+        raise FileExistsError(f"{folder} is not empty; name a folder that is new")
     tokenizer = _tokenizer()
     ids = {token: tokenizer.get_vocab()[token] for token in _SPECIALS}
     tokenizer.save(str(folder / "tokenizer.json"))

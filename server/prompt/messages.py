@@ -14,7 +14,15 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 _IMAGE_ROLES = ("user", "tool")
-_PART_NAMES = {"input_audio": "audio", "video_url": "videos", "file": "files"}
+_OTHER_IMAGES = ("image", "input_image")
+"""How other APIs and templates call an image."""
+_PART_NAMES = {
+    "image_url": "images",
+    **dict.fromkeys(_OTHER_IMAGES, "images"),
+    "input_audio": "audio",
+    "video_url": "videos",
+    "file": "files",
+}
 
 
 def texts_of(message: Message) -> Iterator[str]:
@@ -114,9 +122,11 @@ def _plain_part(part: object, where: str, protect: Protect, form: Form) -> dict[
         return {"type": "text", "text": protect(_string(part.get("text"), f"{where}.text"))}
     if kind == "image_url" and form.image_literal is not None:
         return {"type": "image"}
-    if kind == "image_url" or kind in _PART_NAMES:
-        name = _PART_NAMES.get(kind, "images")
-        raise BadRequest(f"{where}: this model does not accept {name}.", param="messages")
+    if kind in _OTHER_IMAGES and form.image_literal is not None:
+        wanted = "an image has the type 'image_url'"
+        raise BadRequest(f"{where}: parts of type {kind!r} are not supported; {wanted}.", param="messages")
+    if kind in _PART_NAMES:
+        raise BadRequest(f"{where}: this model does not accept {_PART_NAMES[kind]}.", param="messages")
     raise BadRequest(f"{where}: parts of type {str(kind)[:40]!r} are not supported.", param="messages")
 
 

@@ -50,7 +50,10 @@ def read_source(model_path: Path) -> TokenizerSource:
 def _from_folder(folder: Path) -> TokenizerSource:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise CheckpointError(f"{folder} has no tokenizer.json")
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json, and no other file of a tokenizer is read; transformers makes one: "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
     try:
         fast = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises nothing narrower

@@ -104,7 +104,12 @@ def test_an_image_that_cannot_be_used() -> None:
             "'auto', 'low' or 'high'",
         ),
         ({"type": "input_audio", "input_audio": {}}, "messages", "does not accept audio"),
-        ({"type": "image", "image": "x"}, "messages", "parts of type 'image' are not supported"),
+        (
+            {"type": "image", "image": "x"},
+            "messages",
+            "type 'image' are not supported; an image has the type 'image_url'",
+        ),
+        ({"type": "input_image", "image_url": "x"}, "messages", "an image has the type 'image_url'"),
     ],
 )
 def test_parts_that_are_refused(part: dict[str, object], param: str, words: str) -> None:

@@ -223,6 +223,7 @@ def test_messages_that_are_refused(builder: PromptBuilder) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     for content, words in [
         ([image], "messages[0].content[0]: this model does not accept images."),
+        ([{"type": "input_image", "image_url": "x"}], "content[0]: this model does not accept images."),
         ([{"type": "text", "text": "x"}, {"type": "input_audio"}], "content[1]: this model does not accept audio."),
         ([{"type": "refusal", "refusal": "no"}], "parts of type 'refusal' are not supported"),
         ([{"type": "text"}], "messages[0].content[0].text must be a string."),
