@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.profiler import profile
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
@@ -25,6 +24,7 @@ from model_runtime.memory import activation_bytes
 from model_runtime.ops import load_ops, set_threads
 from model_runtime.weights.errors import CheckpointError
 from tests.checkpoints import VOCAB_SIZE
+from tests.model_runtime.memory import measured_bytes
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.vlm import make_vlm
 from vision.encoder.model import ImageInput
@@ -252,15 +252,10 @@ def test_activations_are_as_planned(tmp_path: Path, overrides: dict[str, object]
     values, or an expert that all tokens choose."""
     make_model(overrides).save_pretrained(tmp_path)
     decoder = load_model(tmp_path, load_ops(DEVICE, "auto"), DEVICE, lambda fraction: None).decoder
-    (prompt,), living, peak = prompts_of((200,)), 0, 0
-    run = PagedRun(decoder)
+    (prompt,), run = prompts_of((200,)), PagedRun(decoder)
     batch = make_batch(run.plan({0: prompt}), run.block_size, DEVICE)
-    with torch.inference_mode(), profile(profile_memory=True) as events:
-        decoder.forward(batch, run.kv)
-    for event in events.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            living += event.nbytes()
-            peak = max(peak, living)
+    with torch.inference_mode():
+        peak, _ = measured_bytes(lambda: decoder.forward(batch, run.kv))
     assert peak == pytest.approx(activation_bytes(decoder.config, 200, 0), rel=0.1)
 
 

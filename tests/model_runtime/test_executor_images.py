@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from model_runtime.config import ModelConfig, RopeConfig, RuntimeConfig, RuntimeInfo
+from model_runtime.config import RuntimeConfig, RuntimeInfo
 from model_runtime.executor import load_executor
 from model_runtime.memory import (
     ImageMemory,
@@ -18,31 +18,12 @@ from model_runtime.memory import (
 )
 from model_runtime.weights.json_file import read_json
 from scheduler.config import SchedulerConfig
+from tests.model_runtime.memory import MODEL
 from tests.vlm import HIDDEN, make_vlm
 from vision.encoder.readers import read_vision
 
 SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16)
 CACHE = 3 * 2**20
-MODEL = ModelConfig(
-    family="llama",
-    vocab_size=1000,
-    hidden_size=64,
-    intermediate_size=128,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rms_norm_eps=1e-5,
-    max_position=1024,
-    rope=RopeConfig(theta=1e4, rotary_dim=16),
-    sliding_windows=(0, 0),
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    tie_word_embeddings=True,
-    eos_token_ids=(2,),
-)
 
 
 def info_of(name: str, folder: Path, scheduler: SchedulerConfig = SCHEDULER) -> RuntimeInfo:
