@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.errors import Unauthorized
 from server.middleware import error_response_messages
 
-OPEN_PREFIX = "/health/"
+OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/health/progress")
 """Probes carry no keys."""
 
 
@@ -26,7 +26,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
-        if scope["type"] != "http" or not self._digests or scope["path"].startswith(OPEN_PREFIX):
+        if scope["type"] != "http" or not self._digests or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")

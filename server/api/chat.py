@@ -46,7 +46,7 @@ class ChatRenderer:
     def __init__(self, body: ChatBody, request_id: str, tokenizer: Tokenizer) -> None:
         self._head = Head(id=f"chatcmpl-{request_id}", created=int(time.time()), model=body.model)
         self._body, self._tokenizer = body, tokenizer
-        self._template = ChunkTemplate("chat.completion.chunk", self._head, include_usage=body.include_usage)
+        self._template = ChunkTemplate("chat.completion.chunk", self._head, body)
         self._begun: set[int] = set()
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -59,22 +59,22 @@ class ChatRenderer:
 
     def _events(self, delta: Delta, generation: Generation) -> bytes:
         """The role with a choice's first token, then text, then the finish reason: each in a chunk of its own."""
-        events = b""
+        events, usage = b"", self._template.usage_field(generation)
         if delta.index not in self._begun:
             extra = self._prompt_ids(generation) if not self._begun else b""
             self._begun.add(delta.index)
             role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-            events += self._template.choice(delta.index, role, extra)
+            events += self._template.choice(delta.index, role, extra + usage)
         ids = b',"token_ids":' + to_json(delta.token_ids) if self._body.return_token_ids else b""
         if delta.text or delta.tokens:
             logprobs = to_json(chat_logprobs(delta.tokens, self._tokenizer)) if self._body.logprobs else b"null"
             fields = b',"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b'
-            events += self._template.choice(delta.index, fields % (to_json(delta.text), logprobs, ids))
+            events += self._template.choice(delta.index, fields % (to_json(delta.text), logprobs, ids), usage)
             ids = b""
         if delta.finish_reason is not None:
             fields = b',"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b%b'
             reasons = (to_json(delta.finish_reason), to_json(delta.stop_reason), ids)
-            events += self._template.choice(delta.index, fields % reasons)
+            events += self._template.choice(delta.index, fields % reasons, usage)
         return events
 
     def _prompt_ids(self, generation: Generation) -> bytes:

@@ -52,7 +52,7 @@ class CompletionRenderer:
     def __init__(self, body: CompletionBody, request_id: str, tokenizer: Tokenizer) -> None:
         self._head = Head(id=f"cmpl-{request_id}", created=int(time.time()), model=body.model)
         self._body, self._tokenizer = body, tokenizer
-        self._template = ChunkTemplate("text_completion", self._head, include_usage=body.include_usage)
+        self._template = ChunkTemplate("text_completion", self._head, body)
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -72,16 +72,16 @@ class CompletionRenderer:
             if delta.index not in self._logprobs:
                 ids += b',"prompt_token_ids":' + to_json(generation.prompt_ids(delta.index))
         logprobs = self._logprobs.setdefault(delta.index, CompletionLogprobs(self._tokenizer))
-        events = b""
+        events, usage = b"", self._template.usage_field(generation)
         if delta.text or delta.tokens:
             part = b"null" if self._body.logprobs is None else to_json(logprobs.part(delta.tokens))
             fields = b',"text":%b,"logprobs":%b,"finish_reason":null%b'
-            events += self._template.choice(delta.index, fields % (to_json(delta.text), part, ids))
+            events += self._template.choice(delta.index, fields % (to_json(delta.text), part, ids), usage)
             ids = b""
         if delta.finish_reason is not None:
             fields = b',"text":"","logprobs":null,"finish_reason":%b,"stop_reason":%b%b'
             reasons = (to_json(delta.finish_reason), to_json(delta.stop_reason), ids)
-            events += self._template.choice(delta.index, fields % reasons)
+            events += self._template.choice(delta.index, fields % reasons, usage)
         return events
 
     async def document(self, generation: Generation) -> dict[str, object]:

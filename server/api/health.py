@@ -1,4 +1,6 @@
-"""GET /health/live, /health/ready, /health/progress and /metrics. API process; the health routes need no API key."""
+"""GET /health/live, /health/ready (vLLM's clients call it /health), /health/progress and /metrics. API process; the
+health routes need no API key.
+"""
 
 import time
 
@@ -18,6 +20,7 @@ async def live() -> JSONResponse:
     return JSONResponse({"status": "ok"})
 
 
+@router.get("/health")
 @router.get("/health/ready")
 async def ready(request: Request) -> JSONResponse:
     """Whether a request would be taken; else 503 with the reason. A full queue is no reason: that passes."""

@@ -75,6 +75,7 @@ ANSWERS = {
     "/v1/models/{model_id}": "Model",
     "/tokenize": "Tokens",
     "/detokenize": "Text",
+    "/health": "Status",
     "/health/live": "Status",
     "/health/ready": "Status",
     "/health/progress": "Status",

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from server.choice import TextToken
+from server.schema.common import GenerationBody
 from server.stream import Generation, Usage
 
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
@@ -89,14 +90,21 @@ def usage_document(usage: Usage) -> dict[str, object]:
 class ChunkTemplate:
     """The constant parts of the chunks of one stream."""
 
-    def __init__(self, object_name: str, head: Head, *, include_usage: bool) -> None:
+    def __init__(self, object_name: str, head: Head, body: GenerationBody) -> None:
         fields = {"id": head.id, "object": object_name, "created": head.created, "model": head.model}
         self._start = b"data: " + to_json(fields)[:-1] + b',"system_fingerprint":null'
-        self._usage_field = b',"usage":null' if include_usage else b""
+        self._usage_field = b',"usage":null' if body.include_usage else b""
+        self._is_continuous = body.continuous_usage
 
-    def choice(self, index: int, fields: bytes, extra: bytes = b"") -> bytes:
+    def usage_field(self, generation: Generation) -> bytes:
+        """For the chunks of the next delta."""
+        if not self._is_continuous:
+            return self._usage_field
+        return b',"usage":' + to_json(usage_document(generation.usage()))
+
+    def choice(self, index: int, fields: bytes, extra: bytes) -> bytes:
         """The chunk of one choice. `fields` (of the choice) and `extra` (of the chunk) begin with a comma."""
-        return b'%b,"choices":[{"index":%d%b}]%b%b}\n\n' % (self._start, index, fields, extra, self._usage_field)
+        return b'%b,"choices":[{"index":%d%b}]%b}\n\n' % (self._start, index, fields, extra)
 
     def usage(self, usage: Usage) -> bytes:
         """The last chunk of a stream whose client asked for usage."""

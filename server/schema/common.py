@@ -59,6 +59,8 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """With include_usage: every chunk has the usage so far (vLLM's name)."""
     include_obfuscation: bool | None = None
     """Accepted for OpenAI's clients; chunks are never padded."""
 
@@ -113,6 +115,11 @@ class GenerationBody(RequestBody):
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk has the usage so far."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def logprob_count(self) -> int:

@@ -46,7 +46,7 @@ def test_all_routes_need_a_key(method: str, path: str) -> None:
     assert get(path, method=method).status == 401
 
 
-@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/health/progress"])
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/health/progress"])
 def test_health_needs_no_key(path: str) -> None:
     assert get(path).status == 200
 

@@ -66,6 +66,7 @@ def test_ready() -> None:
     engine = FakeEngine(places=0)
     assert get("/health/ready", engine).status == 200
     engine = FakeEngine(unready=Unavailable("the model is loading"))
+    assert get("/health", engine).status == 503
     answer = get("/health/ready", engine)
     assert (answer.status, answer.error["message"]) == (503, "the model is loading")
     assert int(answer.headers["retry-after"]) >= 1
@@ -115,6 +116,7 @@ def test_openapi_document_holds_the_bodies() -> None:
         "/v1/models",
         "/v1/models/{model_id}",
         "/health/live",
+        "/health",
         "/health/ready",
         "/health/progress",
         "/metrics",

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -115,6 +117,18 @@ def test_usage_only_when_asked_for() -> None:
     whole = chat(app, n=2).json["usage"]
     assert events[-1]["usage"] == whole
     assert whole["prompt_tokens_details"] == {"cached_tokens": 16}
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_usage_so_far_in_every_chunk(send: Callable[..., Any]) -> None:
+    app = make_app(FakeEngine(script=says("hey", cached=16)))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = send(app, stream=True, stream_options=options).events
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[-1] == 3 and {1, 2, 3} <= set(counts)
+    assert events[-1]["choices"] == [] and events[-2]["usage"] == events[-1]["usage"]
+    without = send(app, stream=True, stream_options={"continuous_usage_stats": True}).events
+    assert all("usage" not in event for event in without)
 
 
 def test_prefill_makes_no_chunks() -> None:
