@@ -106,7 +106,7 @@ def _error_message(text: str) -> str:
     try:
         return str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return text[:300]
+        return " ".join(text[:300].split())
 
 
 def _why_not_ready(url: str) -> str | None:

@@ -5,6 +5,7 @@ names the field. Long texts are worked on in a thread, so that the event loop st
 """
 
 import asyncio
+import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,6 +19,8 @@ from server.prompt.special import SpecialText, choose_breaker, escaped
 from server.prompt.template import ChatTemplate, RenderTooLong
 from server.prompt.tokenizer import Tokenizer
 from vision.config import Preprocessor
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 
@@ -37,6 +40,11 @@ class PromptBuilder:
         self._special = SpecialText(tokenizer.special_literals)
         self._markup = None if preprocessor is None else ImageMarkup(preprocessor, tokenizer)
         source = tokenizer.chat_template
+        if source is None:
+            logger.warning(
+                "the model has no chat template, so chat completions and images are refused; "
+                "a folder takes one as chat_template.jinja"
+            )
         self._template = None if source is None else ChatTemplate(source, tokenizer.special_variables)
         self._form = Form() if self._template is None else _form(self._template, self._markup)
 

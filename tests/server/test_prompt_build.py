@@ -244,9 +244,10 @@ def test_messages_that_are_refused(builder: PromptBuilder) -> None:
     assert chat(builder, [user(every[:-1])])
 
 
-def test_a_model_without_a_template(tmp_path: Path) -> None:
+def test_a_model_without_a_template(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     builder = PromptBuilder(load_tokenizer(chatml_folder(tmp_path, chat_template=None)))
     assert "no chat template" in refusal(builder, [user("x")]).message
+    assert ["takes one as chat_template.jinja" in text for text in caplog.messages] == [True]
 
 
 def test_prompts_that_do_not_fit(builder: PromptBuilder) -> None:
