@@ -15,15 +15,17 @@ class Neighbour:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        # made here, as that takes long enough to miss what the others do
+        self._client = server.client()
         self.answers: list[list[int]] = []
         self.failure: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def _ask(self, client: httpx.Client) -> list[int]:
+    def _ask(self) -> list[int]:
         ids: list[int] = []
         body = {"model": self._server.model, "ignore_eos": True, "return_token_ids": True, **REQUEST}
-        with client.stream("POST", "/v1/completions", json=body) as response:
+        with self._client.stream("POST", "/v1/completions", json=body) as response:
             for event in sse_events(response.iter_lines()):
                 choices: Any = event.get("choices", [])
                 ids += [token for choice in choices for token in choice.get("token_ids") or []]
@@ -31,15 +33,13 @@ class Neighbour:
 
     def _run(self) -> None:
         try:
-            with self._server.client() as client:
-                while not self._stop.is_set():
-                    self.answers.append(self._ask(client))
+            while not self._stop.is_set():
+                self.answers.append(self._ask())
         except (httpx.HTTPError, ValueError) as error:
             self.failure = error
 
     def __enter__(self) -> "Neighbour":
-        with self._server.client() as client:
-            self.answers.append(self._ask(client))
+        self.answers.append(self._ask())
         self._thread.start()
         return self
 
@@ -47,6 +47,7 @@ class Neighbour:
         self._stop.set()
         self._thread.join(60)
         assert not self._thread.is_alive()
+        self._client.close()
         assert self.failure is None
         assert len(self.answers) >= 2
         assert all(answer == self.answers[0] for answer in self.answers)
