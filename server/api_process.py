@@ -26,8 +26,6 @@ from server.images import ImagePipeline
 from server.models import resolve_model
 from server.prompt.image_source import load_tokenizer_for, read_images
 
-logger = logging.getLogger(__name__)
-
 KEEP_ALIVE_SECONDS = 75
 LISTEN_BACKLOG = 2048
 ACCEPTS_PER_PASS = 8
