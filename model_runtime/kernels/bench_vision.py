@@ -15,7 +15,7 @@ from model_runtime.images import TowerKernels
 from model_runtime.kernels.bench import best_seconds
 from model_runtime.ops import load_ops
 from vision.encoder.model import ImageEncoder, ImageInput
-from vision.encoder.parameters import Kernels, PlainKernels
+from vision.encoder.parameters import Kernels
 from vision.encoder.readers import read_vision
 from vision.tower_config import VisionTowerConfig
 from vision.weights import vision_table
@@ -102,10 +102,11 @@ def bench(case: Case, name: str, encoder: ImageEncoder, most: float) -> None:
 
 def main() -> None:
     """Print the table."""
-    ops, most = load_ops(torch.device("cpu"), "auto"), limit()
+    cpu, most = torch.device("cpu"), limit()
+    compiled, plain = (TowerKernels(load_ops(cpu, kernels)) for kernels in ("auto", "reference"))
     print(f"{torch.get_num_threads()} threads, limit {most / 1e9:.0f} GFLOP/s (torch, 2048 x 2048 x 2048)")
     for case in cases():
-        for name, kernels in (("compiled", TowerKernels(ops)), ("torch", PlainKernels())):
+        for name, kernels in (("compiled", compiled), ("torch", plain)):
             bench(case, name, make_encoder(case.config, kernels), most)
 
 

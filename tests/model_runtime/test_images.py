@@ -15,10 +15,10 @@ from model_runtime.ops import load_ops
 from model_runtime.runner import Runner
 from scheduler.plan import ImageJobs, ImagePixels, ImageSpans, SampleRows, ScoreRows, StepPlan, ints
 from tests.model_runtime.memory import measured_bytes
-from tests.vision.towers import TEXT_HIDDEN_SIZE, make_model, vision_tensors
+from tests.vision.towers import PLAIN, TEXT_HIDDEN_SIZE, make_model, vision_tensors
 from vision.encoder.inputs import image_input
 from vision.encoder.model import ImageEncoder
-from vision.encoder.parameters import Kernels, PlainKernels
+from vision.encoder.parameters import Kernels
 from vision.encoder.readers import read_vision
 from vision.weights import load_vision
 
@@ -55,12 +55,12 @@ def make_encoder(config: dict[str, object], text: str, folder: Path, kernels: Ke
 
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> ImageEncoder:
-    return make_encoder(LLAVA, "llama", tmp_path_factory.mktemp("llava"), PlainKernels())
+    return make_encoder(LLAVA, "llama", tmp_path_factory.mktemp("llava"), PLAIN)
 
 
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> ImageEncoder:
-    return make_encoder(QWEN3, "qwen3_vl_text", tmp_path_factory.mktemp("qwen3"), PlainKernels())
+    return make_encoder(QWEN3, "qwen3_vl_text", tmp_path_factory.mktemp("qwen3"), PLAIN)
 
 
 @pytest.fixture

@@ -8,12 +8,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
+from model_runtime.images import TowerKernels
+from model_runtime.ops import load_ops
 from vision.encoder.hf_json import Json
 from vision.encoder.model import ImageEncoder, ImageFeatures, ImageInput
-from vision.encoder.parameters import PlainKernels
 from vision.encoder.readers import read_vision
 from vision.weights import load_vision, vision_key
 
+PLAIN = TowerKernels(load_ops(torch.device("cpu"), "reference"))
 TEXT_HIDDEN_SIZE = 24
 TEXT: Mapping[str, object] = {
     "hidden_size": TEXT_HIDDEN_SIZE,
@@ -75,7 +77,7 @@ def make_encoder(model: PreTrainedModel, folder: Path) -> ImageEncoder:
     """The encoder under test with the model's weights, every one of which it must use."""
     config, tensors = vision_tensors(model, folder)
     read = read_vision(config, TEXT_HIDDEN_SIZE)
-    return ImageEncoder(read, load_vision(read, tensors), PlainKernels())
+    return ImageEncoder(read, load_vision(read, tensors), PLAIN)
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:

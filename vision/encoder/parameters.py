@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, rms_norm, silu
+from torch.nn.functional import layer_norm, rms_norm
 
 from vision.tower_config import Activation, Norm
 
@@ -22,7 +21,7 @@ Matrix = Callable[[Tensor], Tensor]
 
 
 class Kernels(Protocol):
-    """What a tower is computed with, beside plain torch."""
+    """What a tower is computed with, beside plain torch: `model_runtime.images.TowerKernels`."""
 
     def matrix(self, weight_NK: Tensor, bias_N: Tensor | None) -> Matrix:
         """From a weight as the checkpoint stores it, contiguous, and a float32 bias."""
@@ -31,27 +30,6 @@ class Kernels(Protocol):
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         """The function of every number of a contiguous float32 tensor."""
         ...
-
-
-class PlainKernels:
-    """Plain torch in float32."""
-
-    def matrix(self, weight_NK: Tensor, bias_N: Tensor | None) -> Matrix:
-        """See `Kernels`."""
-        wide_NK = weight_NK.float()
-
-        def matrix(x_TK: Tensor) -> Tensor:
-            return torch.nn.functional.linear(x_TK, wide_NK, bias_N)
-
-        return matrix
-
-    def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        """See `Kernels`."""
-        if activation == "silu":
-            return silu(x)
-        if activation == "quick_gelu":
-            return x * torch.sigmoid(1.702 * x)
-        return gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 @dataclass(frozen=True, slots=True)
