@@ -12,11 +12,13 @@ import torch
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo
 from model_runtime.host import available_memory, usable_cores
+from model_runtime.image_side import USUAL_SIDE
 from model_runtime.images import ImageStore
 from model_runtime.kv_store import allocate, bytes_per_block
 from model_runtime.memory import (
     FLOAT_BYTES,
     ImageMemory,
+    PlanError,
     PoolSize,
     encode_bytes,
     image_pixels,
@@ -106,13 +108,23 @@ def _size(
     )
 
 
+def _check_image_cache(given: int, needed: int) -> None:
+    if given < needed:
+        raise PlanError(
+            f"encoder_cache_bytes {given} is less than the {needed} bytes that an image of {USUAL_SIDE} x {USUAL_SIDE} "
+            "pixels takes in this model: raise encoder_cache_bytes"
+        )
+
+
 def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> RuntimeInfo:
-    config, images, largest = model.config, None, 0
+    config = model.config
+    bytes_per_embedding = FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack)
+    images, largest = None, 0
     if model.vision is not None:
+        _check_image_cache(runtime.encoder_cache_bytes, model.vision.usual_embeddings * bytes_per_embedding)
         tower = model.vision.encoder.config
         largest = image_pixels(tower, model.vision.largest_image, scheduler.max_encode_pixels, budget)
-        encode = encode_bytes(tower, largest)
-        images = ImageMemory(cache=runtime.encoder_cache_bytes, encode=encode)
+        images = ImageMemory(cache=runtime.encoder_cache_bytes, encode=encode_bytes(tower, largest))
     pool = _size(config, model.weight_bytes, runtime, scheduler, budget, images)
     return RuntimeInfo(
         max_model_len=pool.max_model_len,
@@ -123,7 +135,7 @@ def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: Sched
         weight_bytes=model.weight_bytes,
         kv_bytes=pool.num_blocks * _block_bytes(config, scheduler.block_size),
         max_num_batched_tokens=step_tokens(config, scheduler),
-        bytes_per_embedding=0 if images is None else FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack),
+        bytes_per_embedding=0 if images is None else bytes_per_embedding,
         max_image_pixels=largest,
         encoder_cache_bytes=0 if images is None else images.cache,
         whole_span=config.image_span,

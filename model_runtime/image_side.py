@@ -21,6 +21,8 @@ from vision.config import Preprocessor, read_preprocessor
 from vision.encoder.model import ImageEncoder
 from vision.encoder.readers import read_vision
 from vision.preprocess.common import ImageShapeError
+from vision.preprocess.kimi import Kimi
+from vision.preprocess.qwen2_vl import Qwen2VL
 from vision.preprocess.values import PreprocessorError
 from vision.tower_config import VisionConfigError, VisionTowerConfig, VisionWeightsError
 from vision.weights import load_vision, vision_table
@@ -29,6 +31,8 @@ Json = Mapping[str, object]
 
 LARGE_SHAPES = ((4096, 4096), (3072, 4096), (4096, 3072), (1536, 8192), (8192, 1536), (768, 16384), (16384, 768))
 """Height and width of images of 12 to 16 megapixels, of which recipes make the most that they ever make."""
+
+USUAL_SIDE = 224
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,8 @@ class LoadedVision:
     """float32 [3, 256]: what each byte becomes in each channel."""
     largest_image: int
     """Pixels that the tower gets for one image, at most."""
+    usual_embeddings: int
+    """Of an image of `USUAL_SIDE` pixels a side: what any image cache has to hold."""
     weight_bytes: int
 
 
@@ -50,6 +56,7 @@ class ImageSide:
     tower: VisionTowerConfig
     table_CV: Tensor
     largest_image: int
+    usual_embeddings: int
     source: TensorSource
 
     @property
@@ -64,15 +71,23 @@ def _preprocessor(folder: Path, config_json: Json) -> Preprocessor:
 
 
 def _largest_image(preprocessor: Preprocessor) -> int:
-    """Pixels of the largest image that the recipe makes of `LARGE_SHAPES`."""
-    largest = 0
+    """Pixels of the largest image that the recipe makes of `LARGE_SHAPES`, and no less than it makes of any other."""
+    recipe, largest = preprocessor.recipe, 0
+    if isinstance(recipe, Qwen2VL):
+        return max(recipe.min_pixels, recipe.max_pixels)
     for height, width in LARGE_SHAPES:
         try:
-            layout = preprocessor.recipe.layout(height, width)
+            layout = recipe.layout(height, width)
         except ImageShapeError:
             continue
         largest = max(largest, layout.tiles * layout.height * layout.width)
-    return largest
+    # Kimi counts whole patches and fills up with zeros: of strips it makes up to a quarter more
+    return largest * 5 // 4 if isinstance(recipe, Kimi) else largest
+
+
+def _usual_embeddings(preprocessor: Preprocessor) -> int:
+    layout = preprocessor.recipe.layout(USUAL_SIDE, USUAL_SIDE)
+    return sum(piece for piece in preprocessor.markup.pieces(layout) if isinstance(piece, int))
 
 
 def read_image_side(folder: Path, config_json: Json, config: ModelConfig, source: TensorSource) -> ImageSide:
@@ -91,7 +106,13 @@ def read_image_side(folder: Path, config_json: Json, config: ModelConfig, source
         )
     assert len(tower.deepstack) == config.num_deepstack, "two readers of one config.json disagree"
     table_CV = torch.from_numpy(preprocessor.recipe.finish.table())
-    return ImageSide(tower=tower, table_CV=table_CV, largest_image=_largest_image(preprocessor), source=source)
+    return ImageSide(
+        tower=tower,
+        table_CV=table_CV,
+        largest_image=_largest_image(preprocessor),
+        usual_embeddings=_usual_embeddings(preprocessor),
+        source=source,
+    )
 
 
 def _packed_bytes(name: str, tensor: Tensor) -> int:
@@ -115,5 +136,6 @@ def load_image_side(side: ImageSide, ops: Ops, device: torch.device, progress: C
         encoder=encoder,
         table_CV=side.table_CV.to(device),
         largest_image=side.largest_image,
+        usual_embeddings=side.usual_embeddings,
         weight_bytes=weight_bytes,
     )

@@ -62,6 +62,20 @@ def test_the_largest_image_is_what_the_recipe_makes_of_a_large_one(tmp_path: Pat
     assert info.max_image_pixels == tile**2
 
 
+def test_a_cache_that_holds_no_image_is_refused_at_start(tmp_path: Path) -> None:
+    make_vlm(tmp_path, "llava-clip")
+    config = read_json(tmp_path / "config.json")["vision_config"]
+    needed = (config["image_size"] // config["patch_size"]) ** 2 * HIDDEN * 4
+
+    def start(cache: int) -> RuntimeInfo:
+        runtime = RuntimeConfig(num_kv_blocks=64, max_model_len=1024, encoder_cache_bytes=cache)
+        return load_executor(tmp_path, runtime, SCHEDULER, lambda stage, fraction: None).info
+
+    assert start(needed).encoder_cache_bytes == needed
+    with pytest.raises(PlanError, match=f"encoder_cache_bytes {needed - 1} is less than the {needed} bytes"):
+        start(needed - 1)
+
+
 def test_a_large_step_stays_as_it_is_configured() -> None:
     whole = replace(MODEL, bidirectional_images=True, image_span=256)
     assert step_tokens(whole, SCHEDULER) == 260
