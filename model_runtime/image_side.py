@@ -22,7 +22,7 @@ from vision.encoder.model import ImageEncoder
 from vision.encoder.readers import read_vision
 from vision.preprocess.common import ImageShapeError
 from vision.preprocess.kimi import Kimi
-from vision.preprocess.qwen2_vl import Qwen2VL
+from vision.preprocess.qwen2_vl import MAX_ASPECT, Qwen2VL
 from vision.preprocess.values import PreprocessorError
 from vision.tower_config import VisionConfigError, VisionTowerConfig, VisionWeightsError
 from vision.weights import load_vision, vision_table
@@ -74,7 +74,9 @@ def _largest_image(preprocessor: Preprocessor) -> int:
     """Pixels of the largest image that the recipe makes of `LARGE_SHAPES`, and no less than it makes of any other."""
     recipe, largest = preprocessor.recipe, 0
     if isinstance(recipe, Qwen2VL):
-        return max(recipe.min_pixels, recipe.max_pixels)
+        # of the longest strips, one row of embeddings is left, however many that makes
+        strip = recipe.patch * recipe.merge * math.isqrt(MAX_ASPECT * recipe.max_pixels)
+        return max(recipe.min_pixels, recipe.max_pixels, strip)
     for height, width in LARGE_SHAPES:
         try:
             layout = recipe.layout(height, width)
