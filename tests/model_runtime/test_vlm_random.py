@@ -153,14 +153,17 @@ def test_random_workloads_answer_as_each_request_alone(name: str, tmp_path: Path
     """In pools that hold little more than the longest request, twice each."""
     make_vlm(tmp_path, name)
     draw = random.Random(f"workload of {name}")
-    requests = drawn_requests(draw, Gateway(tmp_path))
+    gateway = Gateway(tmp_path)
+    requests = drawn_requests(draw, gateway)
+    # an engine starts only if its cache has room for this one
+    usual = gateway.prompt([said("user", "IMAGE")], [Image.new("RGB", (224, 224))]).images.images[0]
     whole = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=1024, prefill_share=1.0)
     expected: dict[int, tuple[object, ...]] = {}
     for one in requests:
         alone = Engine(tmp_path, whole)
         expected[one.seq_id] = visible(alone.run([replace(one, leader=None)])[one.seq_id])
     longest = max(len(one.prompt_ids) + one.sampling.max_tokens for one in requests)
-    embeddings = max(image.num_embeddings for one in requests for image in one.images.images)
+    embeddings = max(image.num_embeddings for image in (usual, *(i for one in requests for i in one.images.images)))
     for _ in range(4):
         engine = drawn_engine(draw, tmp_path, longest, embeddings * alone.info.bytes_per_embedding)
         for _ in range(2):
