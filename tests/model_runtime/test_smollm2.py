@@ -51,7 +51,8 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def reference() -> LlamaForCausalLM:
-    """transformers' own reader of the same file; the architecture is written out as the model card has it."""
+    """transformers' own reader of the same file, computed in float64; the architecture is written out as the model card
+    has it."""
     config = LlamaConfig(
         vocab_size=49152,
         hidden_size=576,
@@ -71,7 +72,7 @@ def reference() -> LlamaForCausalLM:
     missing = model.load_state_dict(tensors, strict=False).missing_keys
     assert missing == ["lm_head.weight"]
     model.tie_weights()
-    return model
+    return model.double()
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +96,8 @@ def test_logits_equal_transformers(
     kernels: str,
     count: int,
 ) -> None:
-    """At every position. (transformers' own float32 logits are up to 9e-5 from its float64 logits at early positions,
-    where SmolLM2 has massive activations.)"""
+    """At every position. (transformers' own float32 logits are, on some processors, more than 1e-4 from these at early
+    positions, where SmolLM2 has massive activations.)"""
     decoder = load(kernels).decoder
     for text in PROMPTS[:count]:
         ids = list(tokenizer.encode(text, add_special_tokens=False, allow_special=False))
