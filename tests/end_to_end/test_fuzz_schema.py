@@ -41,6 +41,7 @@ PATHS = {
     "/v1/models/{model_id}": "GET",
     "/tokenize": "POST",
     "/detokenize": "POST",
+    "/health": "GET",
     "/health/live": "GET",
     "/health/ready": "GET",
     "/health/progress": "GET",
