@@ -30,10 +30,10 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-# Servers one at a time, since what they promise is measured; the rest on both cores.
+# On both cores, and then, with nothing beside them, the tests of servers whose times are measured.
 unit: install
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/end_to_end
-	$(BIN)/pytest tests/end_to_end
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/end_to_end/alone
+	$(BIN)/pytest tests/end_to_end/alone
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

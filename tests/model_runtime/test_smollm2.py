@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from model_runtime.checkpoint import LoadedModel, load_model
@@ -68,7 +69,8 @@ def reference() -> LlamaForCausalLM:
     with torch.device("meta"):
         names = LlamaForCausalLM(config)
     tensors = load_gguf_checkpoint(str(embedded_path()), return_tensors=True, model_to_load=names)["tensors"]
-    model = LlamaForCausalLM._from_config(config).eval()
+    with no_init_weights():
+        model = LlamaForCausalLM._from_config(config).eval()
     missing = model.load_state_dict(tensors, strict=False).missing_keys
     assert missing == ["lm_head.weight"]
     model.tie_weights()
