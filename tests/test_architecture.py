@@ -36,7 +36,7 @@ RUNTIME_LEAVES = {
 # The image side of `vision` runs in the API process, its towers in the engine with torch; neither sees the other.
 TOWERS = ("vision/encoder/", "vision/projector.py", "vision/tower_config.py", "vision/weights.py")
 TOWER_MODULES = {"vision.encoder", "vision.projector", "vision.tower_config", "vision.weights"}
-VISION_MAY_IMPORT = {"vision", "numpy", "PIL", "pillow_heif", "httpx"}
+VISION_MAY_IMPORT = {"vision", "numpy", "PIL", "pillow_heif", "httpx", "pybase64"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

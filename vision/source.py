@@ -11,11 +11,11 @@ could hand a host the connection made for another), and the answer may not be co
 """
 
 import asyncio
-import base64
 import binascii
 import re
 
 import httpx
+import pybase64
 
 from vision.address import DEFAULT_PORTS, Resolve, check_host, public_address, resolve_host
 from vision.errors import BadImageUrl, ImageTooLarge, SourceFailed, SourceRefused, echo
@@ -71,12 +71,12 @@ def _decode_base64(url: str, start: int, limits: ImageLimits) -> bytes:
             whole = max(len(text) - 5, 0) // 4 * 4
             if b"=" in text[:whole]:
                 raise BadImageUrl("The data: URL is not valid base64: it goes on after its padding")
-            data += base64.b64decode(text[:whole], validate=True)
+            data += pybase64.b64decode(text[:whole], validate=True)
             rest = text[whole:]
             if len(data) > limits.max_image_bytes:
                 raise _too_many_bytes(limits)
         padding = b"=" * (-len(rest) % 4) if not rest.endswith(b"=") else b""
-        data += base64.b64decode(rest + padding, validate=True)
+        data += pybase64.b64decode(rest + padding, validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadImageUrl(f"The data: URL is not valid base64: {error}") from error
     if len(data) > limits.max_image_bytes:
