@@ -39,7 +39,7 @@ class RuntimeConfig:
         },
     )
     encoder_cache_bytes: int = field(
-        default=128 * 2**20,
+        default=256 * 2**20,
         metadata={"help": "size of the cache of encoded images, within the memory budget", "unit": "bytes"},
     )
     num_kv_blocks: int = field(
