@@ -2,7 +2,7 @@
 may reach."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import httpx
@@ -12,6 +12,7 @@ from vision.source import Fetcher
 
 SITE = "93.184.216.34"
 """The public address that the site is said to have."""
+ALLOWED = ImageLimits(allowed_media_domains=("img.test", ".cdn.test"), media_fetch_seconds=2.0)
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -104,3 +105,8 @@ def moved(target: str, status: int = 302) -> bytes:
     return f"HTTP/1.1 {status} Moved\r\nlocation: {target}\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n".encode(
         "latin-1"
     )
+
+
+def run(work: Coroutine[None, None, None]) -> None:
+    """In a fresh event loop."""
+    asyncio.run(asyncio.wait_for(work, 20))
