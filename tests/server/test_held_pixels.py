@@ -4,7 +4,7 @@ import asyncio
 import weakref
 
 from server.images import ImagePipeline
-from tests.server.test_images import failure, llava, picture_url, run
+from tests.server.pipelines import failure, llava, picture_url, run
 from tests.vision.canary import answer, site
 from tests.vision.pictures import FILES
 from vision.limits import ImageLimits
