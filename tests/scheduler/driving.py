@@ -58,6 +58,9 @@ def picture(name: str, *runs: int) -> Picture:
     return Picture(name.encode() * 32, runs, 10 * sum(runs))
 
 
+A, B, C, D = (picture(name, 8) for name in "ABCD")
+
+
 def show(
     seq_id: int,
     parts: Sequence[Part],

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.encoder_cache import EncoderLimits
 from scheduler.fake_runtime import IMAGE_TOKEN
-from scheduler.plan import FAILED_TOKEN
-from scheduler.request import FinishReason, NeverFits, PixelsMissing, QueueFull
-from scheduler.scheduler import Scheduler
+from scheduler.request import FinishReason
 from tests.scheduler.driving import (
     ENCODER,
-    answer,
+    A,
+    B,
+    C,
+    D,
     ask,
     encoded,
     make,
@@ -23,8 +23,6 @@ from tests.scheduler.driving import (
     step,
     with_config,
 )
-
-A, B, C, D = (picture(name, 8) for name in "ABCD")
 
 
 def test_first_plan_with_an_image_says_everything() -> None:
@@ -92,14 +90,6 @@ def test_encode_budget_is_shared_with_streams() -> None:
     assert [encoded(step(scheduler)) for _ in range(2)] == ["AB", "C"]  # a quarter: 160 pixels
 
 
-def test_an_image_without_planned_memory_is_refused() -> None:
-    pixels = show(0, [1, A, 2]).images.images[0].num_pixels
-    make(encoder=replace(ENCODER, max_image_pixels=pixels)).add(show(0, [1, A, 2]), 0.0)
-    scheduler = make(encoder=replace(ENCODER, max_image_pixels=pixels - 1))
-    with pytest.raises(NeverFits, match=rf"needs {pixels} pixels of one preprocessed image.*at most {pixels - 1}"):
-        scheduler.add(show(0, [1, A, 2]), 0.0)
-
-
 def test_text_before_an_image_is_computed_while_the_image_waits() -> None:
     scheduler = make(config=with_config(max_encode_pixels=1))
     scheduler.add(show(0, [1, A, 2], max_tokens=1), 0.0)
@@ -129,71 +119,6 @@ def test_unused_images_stay_until_their_memory_is_needed_and_the_oldest_goes_fir
     scheduler.add(show(5, [1, B, 2], max_tokens=1), 0.0)
     plan = step(scheduler)
     assert (encoded(plan), plan.drop_slots.tolist()) == ("B", [2])
-
-
-def test_images_behind_a_prefix_hit_are_not_encoded() -> None:
-    scheduler = make(encoder=replace(ENCODER, cache_bytes=80))
-    scheduler.add(show(0, [A, B, 1, 2], max_tokens=1), 0.0)
-    assert [encoded(plan) for plan in run(scheduler)[0]] == ["A", "B"]
-    scheduler.add(show(1, [C, 1], max_tokens=1), 0.0)
-    assert encoded(step(scheduler)) == "C"
-    scheduler.add(show(2, [A, B, 1, 2], max_tokens=1), 0.0)
-    plan = step(scheduler)
-    assert (sizes(plan), encoded(plan)) == ([2], "")
-    scheduler.add(show(3, [A, 5, B, 2], max_tokens=1), 0.0)  # A is in the prefix cache, B stands elsewhere
-    plan = step(scheduler)
-    assert (sizes(plan), encoded(plan)) == ([10], "B")
-
-
-def test_same_text_with_other_images_shares_what_stands_before_them() -> None:
-    scheduler = make()
-    text, question = list(range(50, 56)), [1, 2, 3]
-    for seq_id, image in enumerate((A, A, B, A)):
-        scheduler.add(show(seq_id, [*text, image, *question], max_tokens=1), 0.0)
-        step(scheduler)
-    assert [event.cached_tokens for event in scheduler.take_events()] == [0, 16, 4, 16]
-    assert (scheduler.stats().images_encoded, scheduler.stats().encoder_hits) == (2, 0)
-
-
-@pytest.mark.parametrize("num_text", range(1, 10))
-def test_prefix_hits_at_every_offset_in_a_block(num_text: int) -> None:
-    scheduler = make()
-    for seq_id, image in enumerate((A, A, B, A, B)):
-        scheduler.add(show(seq_id, [*range(num_text), image, 100, 101], max_tokens=1), 0.0)
-        step(scheduler)
-    most = (num_text + 8 + 1) // 4 * 4
-    cached = [event.cached_tokens for event in scheduler.take_events()]
-    assert cached == [0, most, num_text // 4 * 4, most, most]
-
-
-@pytest.mark.parametrize("num_text", range(3))
-def test_an_image_within_one_block_tells_the_block_apart(num_text: int) -> None:
-    scheduler = make()
-    for seq_id, name in enumerate("ABA"):
-        ids = [*range(num_text), picture(name, 2), *range(100, 105)]
-        scheduler.add(show(seq_id, ids, max_tokens=1), 0.0)
-        step(scheduler)
-    assert [event.cached_tokens for event in scheduler.take_events()] == [0, 0, (num_text + 6) // 4 * 4]
-
-
-def test_equal_ids_with_other_images_do_not_wait_for_each_other() -> None:
-    scheduler = make()
-    for seq_id, image in enumerate((A, B, A)):
-        scheduler.add(show(seq_id, [image, 1, 2], max_tokens=1), 0.0)
-    plans = run(scheduler)[0]
-    assert [(sizes(plan), encoded(plan)) for plan in plans] == [([10, 10], "AB"), ([2], "")]
-
-
-def test_prompt_that_ends_in_an_image() -> None:
-    scheduler = make(encoder=replace(ENCODER, cache_bytes=80))
-    for seq_id, before in ((0, 1), (1, 1), (2, 2), (3, 1)):
-        image = A if before == 1 else B
-        scheduler.add(show(seq_id, [1, image], max_tokens=2), 0.0)
-        plan = step(scheduler)
-        # Of nine tokens eight are a hit then, so that the last row of the image is all that remains.
-        assert spans(plan) == ([(1, 8, 0, 0, 1, 9)] if seq_id in (0, 2) else [(0, 1, 0, 7, 1, 9)])
-        assert encoded(plan) == {0: "A", 1: "", 2: "B", 3: "A"}[seq_id]
-        assert (sizes(step(scheduler)), scheduler.has_work()) == ([1], False)
 
 
 def test_last_row_alone_is_an_image() -> None:
@@ -267,128 +192,3 @@ def test_preemption_within_an_image_gives_its_pin_back() -> None:
     assert (scheduler.stats().preemptions, len(spans(plans[-2]))) == (1, 1)
     run(scheduler)
     assert (scheduler.stats().images_encoded, scheduler.stats().encoder_hits) == (1, 0)
-
-
-def test_failed_image_ends_those_that_need_it_alone() -> None:
-    scheduler = make()
-    scheduler.add(show(0, [1, A, 2]), 0.0)
-    scheduler.add(show(1, [3, B, 4]), 0.0)
-    scheduler.add(show(2, [5, B, 6]), 0.0)
-    scheduler.add(ask(3, 4), 0.0)
-    plan = step(scheduler, failed_slots=[1])
-    assert encoded(plan) == "AB"
-    events = {event.seq_id: event for event in scheduler.take_events()}
-    reasons = {seq_id: event.finish_reason for seq_id, event in events.items()}
-    assert reasons == {0: None, 1: FinishReason.ERROR, 2: FinishReason.ERROR, 3: None}
-    assert events[1].message == "an image could not be encoded"
-    assert (events[0].token_ids, events[1].token_ids) == ((7,), ())
-    assert scheduler.stats().encoder_bytes == 80
-    scheduler.add(show(4, [3, B, 4]), 0.0)  # nothing is kept of it, neither embeddings nor blocks; no slot is dropped
-    plan = step(scheduler)
-    assert (encoded(plan), plan.encode.slots.tolist(), plan.drop_slots.tolist(), sizes(plan)) == (
-        "B",
-        [1],
-        [],
-        [1, 1, 10],
-    )
-
-
-def test_sequence_that_failed_before_its_image_was_reached_keeps_nothing() -> None:
-    scheduler = make(config=with_config(max_num_batched_tokens=8))
-    scheduler.add(show(0, [1, 2, 3, 4, 5, A, 6]), 0.0)
-    step(scheduler)
-    scheduler.abort(0)
-    scheduler.check_invariants()
-    assert scheduler.stats().encoder_bytes == 80
-    scheduler.add(show(1, [1, A, 6]), 0.0)
-    assert encoded(step(scheduler)) == ""
-    step(scheduler, tokens=[FAILED_TOKEN])
-    scheduler.check_invariants()
-
-
-def test_abort_between_plan_and_commit_keeps_the_image_or_forgets_a_failed_one() -> None:
-    for failed, again in (((), ""), ((0,), "A")):
-        scheduler = make()
-        scheduler.add(show(0, [1, A, 6]), 0.0)
-        plan = scheduler.plan(0.0)
-        assert plan is not None
-        scheduler.abort(0)
-        scheduler.commit(answer(plan, failed_slots=failed), 0.0)
-        scheduler.check_invariants()
-        scheduler.add(show(1, [1, A, 6]), 0.0)
-        assert encoded(step(scheduler)) == again
-    with pytest.raises(AssertionError, match=r"slots \[5\] failed that were not to be encoded"):
-        step(scheduler, failed_slots=[5])
-
-
-def test_pixels_are_kept_as_long_as_somebody_may_need_them() -> None:
-    scheduler = make()
-    with pytest.raises(PixelsMissing, match="the pixels of 2 of 2 images are not here"):
-        scheduler.add(show(0, [A, B, 1], pixels=False), 0.0)
-    assert not scheduler.has_work()
-    scheduler.add(show(0, [A, B, 1]), 0.0)
-    scheduler.add(show(1, [A, 1], pixels=False), 0.0)
-    scheduler.abort(0)
-    scheduler.add(show(2, [A, 2], pixels=False), 0.0)
-    with pytest.raises(PixelsMissing, match="1 of 2 images"):
-        scheduler.add(show(3, [A, B, 2], pixels=False), 0.0)
-    scheduler.check_invariants()
-    assert encoded(step(scheduler)) == "A"
-    scheduler.abort(1)
-    scheduler.abort(2)
-    with pytest.raises(PixelsMissing):  # encoded, but it could not be again
-        scheduler.add(show(4, [A, 2], pixels=False), 0.0)
-
-
-def test_image_that_never_fits_is_refused_with_both_numbers() -> None:
-    scheduler = make()
-    with pytest.raises(NeverFits, match=r"needs 1010 bytes of encoder cache for one image.*at most 1000"):
-        scheduler.add(show(0, [picture("A", 101), 1]), 0.0)
-    scheduler.add(show(0, [picture("A", 60, 40), 1], max_tokens=1), 0.0)
-    assert len(run(scheduler)[1]) == 1
-
-
-def test_refusals_come_before_pixels_are_asked_for() -> None:
-    scheduler = make(config=with_config(max_num_seqs=1, max_queued_requests=0))
-    scheduler.add(ask(0), 0.0)
-    with pytest.raises(QueueFull):
-        scheduler.add(show(1, [A, 1], pixels=False), 0.0)
-
-
-def test_images_for_a_model_without_are_a_broken_invariant() -> None:
-    scheduler = make(encoder=EncoderLimits())
-    with pytest.raises(AssertionError, match="images for a model that has none"):
-        scheduler.add(show(0, [A, 1]), 0.0)
-
-
-def test_positions_of_m_rope_are_filled_for_every_token_of_the_step() -> None:
-    scheduler = make()
-    scheduler.add(ask(0, 3), 0.0)
-    assert step(scheduler).rope_positions.tolist() == []
-    request = show(1, [10, picture("A", 4), 11], rope=True, max_tokens=9)
-    assert request.images.rope_delta == -2
-    scheduler.add(request, 0.0)
-    prompt = [(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (3, 3, 3)]
-    assert _triples(scheduler) == [(3, 3, 3), *prompt]
-    assert [_triples(scheduler) for _ in range(2)] == [[(4, 4, 4), (4, 4, 4)], [(5, 5, 5), (5, 5, 5)]]
-    scheduler.abort(1)
-    assert _triples(scheduler) == []
-
-
-def _triples(scheduler: Scheduler) -> list[tuple[int, ...]]:
-    return list(zip(*[iter(step(scheduler).rope_positions)] * 3, strict=True))
-
-
-def test_recomputed_outputs_have_the_positions_that_they_had() -> None:
-    config = with_config(max_num_seqs=2, enable_prefix_caching=False)
-    scheduler = make(num_blocks=5, config=config)
-    scheduler.add(ask(0, 7, max_tokens=6), 0.0)
-    scheduler.add(show(1, [10, picture("A", 4), 11], rope=True, max_tokens=9), 0.0)
-    plans = run(scheduler)[0]
-    assert scheduler.stats().preemptions == 1
-    (again,) = [plan for plan in plans[1:] if max(sizes(plan)) > 6]
-    num_again = sizes(again)[-1]
-    expected = [(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (3, 3, 3)]
-    expected += [(position - 2,) * 3 for position in range(6, num_again)]
-    triples = list(zip(*[iter(again.rope_positions)] * 3, strict=True))
-    assert triples[-num_again:] == expected
