@@ -6,7 +6,7 @@ answers PixelsMissing, and `missing` says what to send.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from server.errors import no_room_for_pixels, too_many_pixels
 from server.generation import GenerationRequest
@@ -16,14 +16,11 @@ CHANNELS = 3
 
 @dataclass(slots=True)
 class _Key:
-    num_bytes: int
-    carrier: int
-    """A live sequence for whose sake the engine has the pixels, or will have them."""
-    is_sure: bool
-    """Whether the carrier's own message brought all of its images: then the engine did not lack any. A message that
-    counts on others may be refused, and what it brought is dropped with it."""
-    holders: dict[int, None] = field(default_factory=dict)
-    """Live sequences that refer to the image, oldest first."""
+    carrier: int | None
+    """A live sequence whose message brought this image and all its others, so that the engine takes it; None where
+    there is none. A message that counts on others may be refused, and what it brought is dropped with it."""
+    num_holders: int = 0
+    """Live sequences that refer to the image."""
 
 
 def _sizes(request: GenerationRequest) -> dict[bytes, int]:
@@ -62,30 +59,29 @@ class PixelLedger:
         brings = sizes.keys() - self._keys.keys()
         for key, size in sizes.items():
             if key in brings:
-                self._keys[key] = _Key(num_bytes=size, carrier=seq_id, is_sure=len(brings) == len(sizes))
+                self._keys[key] = _Key(carrier=seq_id if len(brings) == len(sizes) else None)
                 self.num_bytes += size
                 self._unheard_bytes += size
-            self._keys[key].holders[seq_id] = None
+            self._keys[key].num_holders += 1
         return brings
 
     def missing(self, seq_id: int, request: GenerationRequest) -> set[bytes]:
         """The engine lacked an image of this live sequence, which is sent again: the keys whose pixels it must bring.
-        Not those that another live sequence is sure to have brought since: its message comes first."""
-        keys = _sizes(request).keys()
-        brings = {key for key in keys if self._keys[key].carrier == seq_id or not self._keys[key].is_sure}
+        Not those that have a carrier, which brought them since: its message comes first."""
+        sizes = _sizes(request)
+        brings = {key for key in sizes if self._keys[key].carrier is None}
         for key in brings:
-            entry = self._keys[key]
-            entry.carrier, entry.is_sure = seq_id, len(brings) == len(keys)
-            self._unheard_bytes += entry.num_bytes
+            self._keys[key].carrier = seq_id if len(brings) == len(sizes) else None
+            self._unheard_bytes += sizes[key]
         return brings
 
     def remove(self, seq_id: int, request: GenerationRequest) -> None:
         """The sequence has ended."""
-        for key in _sizes(request):
+        for key, size in _sizes(request).items():
             entry = self._keys[key]
-            del entry.holders[seq_id]
-            if not entry.holders:
+            entry.num_holders -= 1
+            if not entry.num_holders:
                 del self._keys[key]
-                self.num_bytes -= entry.num_bytes
+                self.num_bytes -= size
             elif entry.carrier == seq_id:
-                entry.carrier, entry.is_sure = next(iter(entry.holders)), False
+                entry.carrier = None

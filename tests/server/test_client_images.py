@@ -118,6 +118,23 @@ def test_an_engine_that_lacks_pixels_gets_them(tmp_path: Path) -> None:
     talk(tmp_path, scenario)
 
 
+def test_what_another_sequence_keeps_there_is_not_sent_again(tmp_path: Path) -> None:
+    """Of two images one is lost with its only sequence; the other one's first sequence still runs."""
+
+    async def scenario(talk: Talk) -> None:
+        talk.submit(RED)
+        talk.submit(BLUE)
+        talk.submit(RED)
+        talk.submit(RED, BLUE)
+        assert [await talk.hears() for _ in range(4)] == [(1, [RED]), (2, [BLUE]), (3, []), (4, [])]
+        await talk.ends(2)
+        await talk.ends(3)
+        await talk.lacks(4)
+        assert await talk.hears() == (4, [BLUE])
+
+    talk(tmp_path, scenario)
+
+
 def test_a_refusal_after_the_end_is_of_no_concern(tmp_path: Path) -> None:
     async def scenario(talk: Talk) -> None:
         talk.submit(RED).close()
@@ -176,6 +193,24 @@ def test_what_is_on_its_way_is_bounded(tmp_path: Path) -> None:
         await talk.engine.send(wire.encode(STATS))
         await asyncio.sleep(0.1)
         talk.submit(BLUE)
+
+    talk(tmp_path, scenario)
+
+
+def test_what_is_sent_again_is_on_its_way_too(tmp_path: Path) -> None:
+    most = MAX_IMAGE_BYTES // BYTES
+
+    async def scenario(talk: Talk) -> None:
+        talk.submit(RED, tiles=most)
+        stream = talk.submit(RED, tiles=most)
+        assert [len(await talk.engine.recv_multipart()) for _ in range(2)] == [2, 1]
+        await talk.ends(1)
+        await talk.lacks(2)
+        assert len(await asyncio.wait_for(talk.engine.recv_multipart(), 5)) == 2
+        stream.close()
+        assert talk.wires.client._pixels.num_bytes == 0
+        with pytest.raises(Overloaded):
+            talk.submit(BLUE)
 
     talk(tmp_path, scenario)
 
