@@ -24,7 +24,8 @@ from transformers.models.llava_next.processing_llava_next import LlavaNextProces
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from tests.vlm import CASES, make_tokenizer
+from tests.vlm import make_tokenizer
+from tests.vlm_cases import CASES
 
 MIN_GAP = 3e-4
 """Between the most likely token and the next: more than logits that are each within 1e-4 can close."""

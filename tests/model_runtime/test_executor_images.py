@@ -19,7 +19,8 @@ from model_runtime.memory import (
 from model_runtime.weights.json_file import read_json
 from scheduler.config import SchedulerConfig
 from tests.model_runtime.memory import MODEL
-from tests.vlm import HIDDEN, make_vlm
+from tests.vlm import make_vlm
+from tests.vlm_cases import HIDDEN
 from vision.encoder.readers import read_vision
 
 SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16)

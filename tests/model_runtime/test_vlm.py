@@ -10,7 +10,8 @@ import pytest
 from scheduler.config import SchedulerConfig
 from scheduler.request import FinishReason, Request
 from tests.vision.preprocess_pictures import as_pil, picture
-from tests.vlm import VLMS, make_vlm
+from tests.vlm import make_vlm
+from tests.vlm_cases import VLMS
 from tests.vlm_engine import Engine, Gateway, Outcome, request
 from tests.vlm_oracle import Answer, Messages, Oracle
 

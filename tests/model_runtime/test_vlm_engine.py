@@ -14,7 +14,8 @@ from scheduler.config import SchedulerConfig
 from scheduler.plan import ints
 from scheduler.request import FinishReason, Request, SamplingParams
 from tests.vision.preprocess_pictures import as_pil, picture
-from tests.vlm import CASES, VLMS, make_tokenizer, make_vlm
+from tests.vlm import make_tokenizer, make_vlm
+from tests.vlm_cases import CASES, VLMS
 from tests.vlm_engine import Engine, Gateway, Outcome, request
 from tests.vlm_oracle import Messages, Oracle
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 from scheduler.config import SchedulerConfig
 from scheduler.request import Request, SamplingParams
-from tests.vlm import VLMS, make_vlm
+from tests.vlm import make_vlm
+from tests.vlm_cases import VLMS
 from tests.vlm_engine import Engine, Gateway, Outcome, request
 from tests.vlm_oracle import Messages, Oracle
 
