@@ -84,11 +84,11 @@ def add_span_rows(rows: ImageSpans, seq: Sequence, num_tokens: int, row: int, sl
 
 def add_rope_rows(rows: "array[int]", seq: Sequence, start: int, end: int) -> None:
     """Append the M-RoPE positions of a sequence's tokens at positions start .. end - 1."""
-    images, num_prompt = seq.request.images, seq.num_prompt
+    images, delta = seq.request.images, 0
     if images.rope_positions:
-        rows.extend(images.rope_positions[3 * start : 3 * min(end, num_prompt)])
-        start, delta = max(start, num_prompt), images.rope_delta
-    else:
-        delta = 0
+        delta, num_prompt = images.rope_delta, seq.num_prompt
+        if start < num_prompt:
+            rows.extend(images.rope_positions[3 * start : 3 * min(end, num_prompt)])
+            start = num_prompt
     for position in range(start + delta, end + delta):
         rows.extend((position, position, position))

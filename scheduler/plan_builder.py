@@ -53,8 +53,9 @@ class PlanBuilder:
         self._kv_lens.append(kv_len)
         self._block_tables.extend(seq.blocks[:num_blocks])
         num_scored = add_score_rows(self._score, seq, num_tokens, row) if seq.scores_prompt else 0
-        if seq.image_end:
+        if seq.num_computed < seq.image_end:
             add_span_rows(self._images, seq, num_tokens, row, self._slot)
+        if seq.image_end:
             self._has_rope = self._has_rope or bool(seq.request.images.rope_positions)
         samples = kv_len == len(seq.tokens)
         if samples:
