@@ -67,7 +67,7 @@ def _decode_base64(url: str, start: int, limits: ImageLimits) -> bytes:
     data, rest = bytearray(), b""
     try:
         for at in range(start, len(url), BASE64_PIECE):
-            text = rest + url[at : at + BASE64_PIECE].encode("ascii", "replace").translate(None, WHITESPACE)
+            text = rest + _without_white_space(url[at : at + BASE64_PIECE].encode("ascii", "replace"))
             whole = max(len(text) - 5, 0) // 4 * 4
             if b"=" in text[:whole]:
                 raise BadImageUrl("The data: URL is not valid base64: it goes on after its padding")
@@ -82,6 +82,11 @@ def _decode_base64(url: str, start: int, limits: ImageLimits) -> bytes:
     if len(data) > limits.max_image_bytes:
         raise _too_many_bytes(limits)
     return bytes(data)
+
+
+def _without_white_space(text: bytes) -> bytes:
+    """Most have none, and to find that out takes a tenth of the time."""
+    return text.translate(None, WHITESPACE) if any(character in text for character in WHITESPACE) else text
 
 
 def _too_many_bytes(limits: ImageLimits) -> ImageTooLarge:
