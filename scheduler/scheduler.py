@@ -89,7 +89,7 @@ class Scheduler:
         part = config.prefill_share if builder.num_tokens else 1.0
         limit = config.max_num_batched_tokens - builder.num_tokens
         share = min(limit, max(1, int(part * config.max_num_batched_tokens)))
-        prompts = [seq for seq in self._running if not seq.is_decode]
+        prompts = [seq for seq in self._running if seq.remaining > 1 or seq.num_computed < seq.image_end]
         if complete:
             prompts += self._admit(prompts, share)
         ready = self._images.ready(prompts, share, int(part * config.max_encode_pixels))
@@ -161,12 +161,12 @@ class Scheduler:
             assert seq.blocks or seq.num_computed == 0, "computed tokens without blocks"
 
     def _add_decodes(self, builder: PlanBuilder) -> bool:
-        """Plan the decodes, best rank first; False if that took a preemption.
+        """Plan the sequences with one token to compute, no image's, best rank first; False if that took a preemption.
 
         The last in rank is preempted, so it never has a token in this plan yet.
         """
         preemptions = self._counters.preemptions
-        for seq in [seq for seq in self._running if seq.is_decode]:
+        for seq in [seq for seq in self._running if seq.remaining == 1 and seq.num_computed >= seq.image_end]:
             while seq.status is Status.RUNNING and not self._kv.grow(seq, len(seq.tokens)):
                 self._preempt(self._running[-1])
             if seq.status is Status.RUNNING:

@@ -72,11 +72,6 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
-    def is_decode(self) -> bool:
-        """Whether the next token alone is left, and no row of an image: all that takes is room for it."""
-        return len(self.tokens) - self.num_computed == 1 and self.num_computed >= self.image_end
-
-    @property
     def scores_prompt(self) -> bool:
         """Whether log-probabilities of the prompt are still owed: then every row of it must be computed."""
         return self.request.sampling.prompt_logprobs >= 0 and self.num_outputs == 0
