@@ -50,6 +50,8 @@ class Generation:
             choices = [ChoiceText(index + choice, prompt, tokenizer) for choice in range(n)]
             self._states.append(_PromptState(prompt=prompt, stream=stream, choices=choices))
             index += n
+        self._prompt_tokens = sum(len(prompt.request.prompt_ids) for prompt in prompts)
+        self._image_tokens = sum(span.length for prompt in prompts for span in prompt.request.images.spans)
 
     @property
     def num_choices(self) -> int:
@@ -113,12 +115,12 @@ class Generation:
             state.stream.close()
 
     def usage(self) -> Usage:
-        """So far."""
+        """So far. Some clients ask with every token."""
         return Usage(
-            prompt_tokens=sum(len(state.prompt.request.prompt_ids) for state in self._states),
+            prompt_tokens=self._prompt_tokens,
             completion_tokens=sum(choice.completion_tokens for choice in self._choices()),
             cached_tokens=sum(state.choices[0].cached_tokens for state in self._states),
-            image_tokens=sum(span.length for state in self._states for span in state.prompt.request.images.spans),
+            image_tokens=self._image_tokens,
         )
 
 
