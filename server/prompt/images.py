@@ -8,6 +8,7 @@ since the breaker keeps users' text from becoming it (`server/prompt/special.py`
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -52,7 +53,8 @@ class ImageMarkup:
         counts = [sum(piece for piece in pieces if isinstance(piece, int)) for pieces in all_pieces]
         if len(ids) + sum(counts) >= max_model_len + len(images):
             raise context_overflow(len(ids) - len(images) + sum(counts), max_model_len)
-        tokens = [image_tokens(pieces, self._preprocessor.image_token_id, self._encode) for pieces in all_pieces]
+        encode = cache(self._encode)  # the end of a row is one of hundreds
+        tokens = [image_tokens(pieces, self._preprocessor.image_token_id, encode) for pieces in all_pieces]
         placeholder = self._preprocessor.placeholder_id
         try:
             expansion = expand(ids, [place for place, token in enumerate(ids) if token == placeholder], tokens)
