@@ -1,7 +1,8 @@
 """From the image URLs of a request to bytes for the tower: fetched, decoded, cut and resized off the event loop.
 
-Owns the worker threads for images, the cache of their results, and the bounds on both. Called by `server/api/chat.py`
-in the API process; one pipeline lives as long as the server, and is used from its event loop only.
+Owns the worker threads for images, the cache of their results, and the bounds on both. Called by
+`server/api/conversation.py` in the API process; one pipeline lives as long as the server, and is used from its event
+loop only.
 
 Memory: a thread unpacks one file at a time, at most `max_media_fetches` fetched files wait for one, and the pixels of
 what is being decoded are counted, whichever request they belong to; so are the results of requests that still wait for
@@ -101,7 +102,7 @@ class ImagePipeline:
         return tuple(images)
 
     async def _one(
-        self, url: str, variant: "_Variant", salt: bytes, places: asyncio.Semaphore, held: list[PreparedImage]
+        self, url: str, variant: _Variant, salt: bytes, places: asyncio.Semaphore, held: list[PreparedImage]
     ) -> PreparedImage:
         """One image of a request that has those in `held` already."""
         async with places:
@@ -110,7 +111,7 @@ class ImagePipeline:
             self._held.take(image, held)
             return image
 
-    async def _work(self, url: str, variant: "_Variant", salt: bytes) -> PreparedImage:
+    async def _work(self, url: str, variant: _Variant, salt: bytes) -> PreparedImage:
         """Once for all who want the URL at the same time; a fetch holds no thread."""
         if is_data_url(url):
             return await self._in_pool(lambda: decode_data_url(url, self._limits), variant, salt)
@@ -118,14 +119,14 @@ class ImagePipeline:
             body = await self._fetcher.fetch(url)
             return await self._in_pool(lambda: body, variant, salt)
 
-    async def _in_pool(self, read: Callable[[], bytes], variant: "_Variant", salt: bytes) -> PreparedImage:
+    async def _in_pool(self, read: Callable[[], bytes], variant: _Variant, salt: bytes) -> PreparedImage:
         loop = asyncio.get_running_loop()
         outcome = await loop.run_in_executor(self._pool, self._outcome, read, variant, salt)
         if isinstance(outcome, ImageError):
             raise outcome
         return outcome
 
-    def _outcome(self, read: Callable[[], bytes], variant: "_Variant", salt: bytes) -> PreparedImage | ImageError:
+    def _outcome(self, read: Callable[[], bytes], variant: _Variant, salt: bytes) -> PreparedImage | ImageError:
         """Worker thread. An error is returned, not raised, without its traceback: that would keep the pixels in memory
         for as long as anybody has the error."""
         try:

@@ -52,8 +52,8 @@ class InternVL:
         """(rows, cols). Among grids of one aspect the larger, as long as the image fills more than half of it."""
         if self.max_tiles == 1:
             return 1, 1
-        sides = range(1, self.max_tiles + 1)
-        grids = [(rows, cols) for cols in sides for rows in sides if self.min_tiles <= rows * cols <= self.max_tiles]
+        counts = range(1, self.max_tiles + 1)
+        grids = [(rows, cols) for cols in counts for rows in counts if self.min_tiles <= rows * cols <= self.max_tiles]
         aspect, area = image_width / image_height, image_width * image_height
         best, best_difference = (1, 1), float("inf")
         for rows, cols in sorted(grids, key=lambda grid: grid[0] * grid[1]):
