@@ -7,7 +7,7 @@ model family; a family, processor class or option that is not known is refused b
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import PIL
 
@@ -15,6 +15,10 @@ from vision.placeholders import AnyResolutionTiles, Markup, NamedTiles, Patches,
 from vision.preprocess import clip, idefics3, internvl, kimi, llava_next, pixtral, qwen2_vl
 from vision.preprocess.common import Recipe
 from vision.preprocess.values import Json, PreprocessorError, Values
+
+R = TypeVar("R", bound=Recipe)
+
+PIXTRAL_TOKENS = {"image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +65,7 @@ class _Source:
     def refuse(self, why: str) -> NoReturn:
         raise PreprocessorError(f"preprocessor: {why}")
 
-    def choose(self, readers: Mapping[str, Callable[[Values], Recipe]]) -> Recipe:
+    def choose(self, readers: Mapping[str, Callable[[Values], R]]) -> R:
         """The recipe of the processor class; the first reader where no file names one."""
         kind = self.kind or next(iter(readers))
         if kind not in readers:
@@ -146,14 +150,12 @@ def _any_resolution_side(source: _Source, recipe: llava_next.AnyResolution) -> i
 
 
 def _llava_next(source: _Source) -> Preprocessor:
-    recipe = llava_next.read_llava_next(source.values)
-    source.choose({"LlavaNextImageProcessor": lambda _: recipe})
+    recipe = source.choose({"LlavaNextImageProcessor": llava_next.read_llava_next})
     return source.build(recipe, AnyResolutionTiles(side=_any_resolution_side(source, recipe), max_tiles=None))
 
 
 def _llava_onevision(source: _Source) -> Preprocessor:
-    recipe = llava_next.read_llava_onevision(source.values)
-    source.choose({"LlavaOnevisionImageProcessor": lambda _: recipe})
+    recipe = source.choose({"LlavaOnevisionImageProcessor": llava_next.read_llava_onevision})
     side = _any_resolution_side(source, recipe)
     name, _, most = source.model.text("vision_aspect_ratio", "anyres_max_9").rpartition("_")
     if name != "anyres_max" or not most.isdecimal() or not 1 <= int(most) <= llava_next.MAX_TILES:
@@ -173,8 +175,7 @@ def _idefics3(source: _Source) -> Preprocessor:
 
 
 def _qwen(source: _Source) -> Preprocessor:
-    recipe = qwen2_vl.read(source.values)
-    source.choose({"Qwen2VLImageProcessor": lambda _: recipe, "Qwen2_5_VLImageProcessor": lambda _: recipe})
+    recipe = source.choose({"Qwen2VLImageProcessor": qwen2_vl.read, "Qwen2_5_VLImageProcessor": qwen2_vl.read})
     default = 16 if source.model.text("model_type", "").startswith("qwen3") else 14
     patch, merge = source.patch(default), source.vision.integer("spatial_merge_size", 2)
     temporal = source.vision.integer("temporal_patch_size", 2)
@@ -187,15 +188,12 @@ def _qwen(source: _Source) -> Preprocessor:
 
 
 def _kimi_k25(source: _Source) -> Preprocessor:
-    recipe = kimi.read_k25(source.values)
-    source.choose({"Kimi_K25ImageProcessor": lambda _: recipe, "KimiK25VisionProcessor": lambda _: recipe})
+    recipe = source.choose({"Kimi_K25ImageProcessor": kimi.read_k25, "KimiK25VisionProcessor": kimi.read_k25})
     return _kimi(source, recipe)
 
 
 def _kimi_vl(source: _Source) -> Preprocessor:
-    recipe = kimi.read_vl(source.values)
-    source.choose({"KimiVLImageProcessor": lambda _: recipe})
-    return _kimi(source, recipe)
+    return _kimi(source, source.choose({"KimiVLImageProcessor": kimi.read_vl}))
 
 
 def _kimi(source: _Source, recipe: kimi.Kimi) -> Preprocessor:
@@ -242,8 +240,6 @@ def _gemma3(source: _Source) -> Preprocessor:
         around=("\n\n", "\n\n"),
     )
 
-
-PIXTRAL_TOKENS = {"image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 
 FAMILIES: Mapping[str, Callable[[_Source], Preprocessor]] = {
     "gemma3": _gemma3,
