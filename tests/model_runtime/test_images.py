@@ -16,12 +16,9 @@ from model_runtime.ops import load_ops
 from model_runtime.runner import Runner
 from scheduler.plan import ImageJobs, ImagePixels, ImageSpans, SampleRows, ScoreRows, StepPlan, ints
 from tests.model_runtime.memory import measured_bytes
-from tests.vision.towers import TEXT_HIDDEN_SIZE, make_model, vision_tensors
+from tests.vision.towers import QWEN3, TEXT_HIDDEN_SIZE, make_encoder, make_model
 from vision.encoder.inputs import image_input
 from vision.encoder.model import ImageEncoder, ImageFeatures, ImageInput
-from vision.encoder.parameters import Kernels
-from vision.encoder.readers import read_vision
-from vision.weights import load_vision
 
 CPU = torch.device("cpu")
 COMPILED = TowerKernels(load_ops(CPU, "auto"))
@@ -35,35 +32,17 @@ LLAVA = {
     "model_type": "llava",
     "vision_config": {"model_type": "clip_vision_model", **SMALL, "image_size": SIDE, "patch_size": 4},
 }
-QWEN3 = {
-    "model_type": "qwen3_vl",
-    "vision_config": {
-        "depth": 4,
-        "hidden_size": 32,
-        "intermediate_size": 20,
-        "num_heads": 4,
-        "patch_size": 4,
-        "out_hidden_size": 24,
-        "num_position_embeddings": 36,
-        "deepstack_visual_indexes": [0, 2],
-    },
-}
-
-
-def make_encoder(config: dict[str, object], text: str, folder: Path, kernels: Kernels) -> ImageEncoder:
-    read_config, tensors = vision_tensors(make_model(config, text), folder)
-    read = read_vision(read_config, TEXT_HIDDEN_SIZE)
-    return ImageEncoder(read, load_vision(read, tensors), kernels)
+QWEN3_VL = {"model_type": "qwen3_vl", "vision_config": QWEN3}
 
 
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> ImageEncoder:
-    return make_encoder(LLAVA, "llama", tmp_path_factory.mktemp("llava"), COMPILED)
+    return make_encoder(make_model(LLAVA, "llama"), tmp_path_factory.mktemp("llava"), COMPILED)
 
 
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> ImageEncoder:
-    return make_encoder(QWEN3, "qwen3_vl_text", tmp_path_factory.mktemp("qwen3"), COMPILED)
+    return make_encoder(make_model(QWEN3_VL, "qwen3_vl_text"), tmp_path_factory.mktemp("qwen3"), COMPILED)
 
 
 @pytest.fixture
@@ -285,7 +264,7 @@ TOWERS: dict[str, tuple[dict[str, object], str, ImagePixels]] = {
 def test_encoding_takes_the_memory_that_is_planned(name: str, tmp_path: Path) -> None:
     """Within an eighth."""
     config, text, image = TOWERS[name]
-    encoder = make_encoder(config, text, tmp_path, COMPILED)
+    encoder = make_encoder(make_model(config, text), tmp_path, COMPILED)
     store, step = ImageStore(encoder, TABLE, CPU), plan({0: (image, 0)}, [], [])
     peak, _ = measured_bytes(lambda: store.step(step))
     assert peak == pytest.approx(encode_bytes(encoder.config, image.num_pixels), rel=0.125)

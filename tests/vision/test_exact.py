@@ -14,10 +14,8 @@ from model_runtime.images import TowerKernels
 from model_runtime.kernels.build import BuildError
 from model_runtime.kernels.library import library
 from model_runtime.ops import load_ops, set_threads
-from tests.vision.towers import TEXT_HIDDEN_SIZE, flat, make_model, vision_tensors
+from tests.vision.towers import flat, make_encoder, make_model
 from vision.encoder.model import ImageEncoder, ImageInput
-from vision.encoder.readers import read_vision
-from vision.weights import load_vision
 
 WIDE: dict[str, object] = {
     "hidden_size": 80,
@@ -125,9 +123,7 @@ def compiled_encoder(name: str, folder: Path) -> ImageEncoder:
     except BuildError as error:
         pytest.skip(str(error))
     values, text = MODELS[name]
-    config, tensors = vision_tensors(make_model(values, text), folder)
-    read = read_vision(config, TEXT_HIDDEN_SIZE)
-    return ImageEncoder(read, load_vision(read, tensors), TowerKernels(load_ops(torch.device("cpu"), "auto")))
+    return make_encoder(make_model(values, text), folder, TowerKernels(load_ops(torch.device("cpu"), "auto")))
 
 
 def encoded(encoder: ImageEncoder, batch: Sequence[ImageInput]) -> list[list[Tensor]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.vision_utils import get_vision_window_index
 
-from tests.vision.towers import check_features, make_encoder, make_model
+from tests.vision.towers import QWEN3, check_features, make_encoder, make_model
 from vision.encoder.model import ImageInput
 from vision.encoder.packed import block_order, resampled_positions, window_order
 
@@ -29,16 +29,6 @@ QWEN25 = {
     "patch_size": 4,
     "out_hidden_size": 24,
     "fullatt_block_indexes": [1],
-}
-QWEN3 = {
-    "depth": 4,
-    "hidden_size": 32,
-    "intermediate_size": 20,
-    "num_heads": 4,
-    "patch_size": 4,
-    "out_hidden_size": 24,
-    "num_position_embeddings": 36,
-    "deepstack_visual_indexes": [0, 2],
 }
 QWEN: dict[str, tuple[str, dict[str, object]]] = {
     "qwen2": ("qwen2_vl", QWEN2),

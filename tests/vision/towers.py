@@ -12,6 +12,7 @@ from model_runtime.images import TowerKernels
 from model_runtime.ops import load_ops
 from vision.encoder.hf_json import Json
 from vision.encoder.model import ImageEncoder, ImageFeatures, ImageInput
+from vision.encoder.parameters import Kernels
 from vision.encoder.readers import read_vision
 from vision.weights import load_vision, vision_key
 
@@ -40,6 +41,17 @@ DEEPSEEK: Mapping[str, object] = {
     "v_head_dim": 4,
     "first_k_dense_replace": 1,
 }
+QWEN3: Mapping[str, object] = {
+    "depth": 4,
+    "hidden_size": 32,
+    "intermediate_size": 20,
+    "num_heads": 4,
+    "patch_size": 4,
+    "out_hidden_size": TEXT_HIDDEN_SIZE,
+    "num_position_embeddings": 36,
+    "deepstack_visual_indexes": [0, 2],
+}
+"""The vision_config of a small Qwen3-VL."""
 
 
 def text_config(model_type: str) -> dict[str, object]:
@@ -73,11 +85,11 @@ def vision_tensors(model: PreTrainedModel, folder: Path) -> tuple[Json, dict[str
     return model.config.to_dict(), tensors
 
 
-def make_encoder(model: PreTrainedModel, folder: Path) -> ImageEncoder:
+def make_encoder(model: PreTrainedModel, folder: Path, kernels: Kernels = PLAIN) -> ImageEncoder:
     """The encoder under test with the model's weights, every one of which it must use."""
     config, tensors = vision_tensors(model, folder)
     read = read_vision(config, TEXT_HIDDEN_SIZE)
-    return ImageEncoder(read, load_vision(read, tensors), PLAIN)
+    return ImageEncoder(read, load_vision(read, tensors), kernels)
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:
