@@ -35,6 +35,7 @@ STATS = wire.Stats(
     prompt_tokens=0,
     generation_tokens=0,
 )
+NEXT_STATS = msgspec.structs.replace(STATS, step_id=1)
 INFO = RuntimeInfo(
     max_model_len=64,
     vocab_size=100,
@@ -87,6 +88,12 @@ class Wires:
     async def ready(self, wanted: bool) -> None:
         async with asyncio.timeout(5):
             while (self.client.unready_reason() is None) is not wanted:
+                await asyncio.sleep(0.005)
+
+    async def heard(self, stats: wire.Stats) -> None:
+        """The client has read what an engine sent with these."""
+        async with asyncio.timeout(5):
+            while self.client.stats != stats:
                 await asyncio.sleep(0.005)
 
     async def close(self) -> None:
@@ -194,10 +201,8 @@ def test_who_reads_too_slowly_is_cut_off(tmp_path: Path, unread: int) -> None:
         (stream,) = wires.client.submit([replace(REQUEST, n=2)], wires.client.admit())
         seq_ids = [wire.decode_to_engine(await engine.recv()).seq_id for _ in range(2)]
         told = [wire.Event(seq_ids[index % 2], [index]) for index in range(unread)]
-        await engine.send(wire.encode(wire.Events(told, msgspec.structs.replace(STATS, step_id=1))))
-        async with asyncio.timeout(5):
-            while wires.client.stats == STATS:
-                await asyncio.sleep(0.005)
+        await engine.send(wire.encode(wire.Events(told, NEXT_STATS)))
+        await wires.heard(NEXT_STATS)
         events = stream.events()
         if unread <= MAX_UNREAD:
             assert [(await anext(events))[1] for _ in told] == told
@@ -240,8 +245,8 @@ def test_what_an_engine_has_not_read_is_bounded(tmp_path: Path, monkeypatch: pyt
         wires.client.submit([REQUEST], wires.client.admit())[0].close()
         with pytest.raises(Overloaded, match="not caught up"):
             wires.client.admit()
-        await engine.send(wire.encode(STATS))
-        await asyncio.sleep(0.1)
+        await engine.send(wire.encode(NEXT_STATS))
+        await wires.heard(NEXT_STATS)
         wires.client.admit().release()
 
     run(tmp_path, scenario)

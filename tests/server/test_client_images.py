@@ -13,7 +13,7 @@ from server.client_pixels import PixelLedger
 from server.errors import BadRequest, Overloaded
 from server.generation import GenerationRequest, RequestStream
 from server.wire_submit import unpack_images
-from tests.server.test_client import MAX_IMAGE_BYTES, STATS, Wires, run
+from tests.server.test_client import MAX_IMAGE_BYTES, NEXT_STATS, STATS, Wires, run
 from tests.server.test_wire import BLUE, RED, image
 
 BYTES = 18
@@ -190,8 +190,8 @@ def test_what_is_on_its_way_is_bounded(tmp_path: Path) -> None:
         assert talk.wires.client._pixels.num_bytes == 0
         with pytest.raises(Overloaded):
             talk.submit(BLUE)
-        await talk.engine.send(wire.encode(STATS))
-        await asyncio.sleep(0.1)
+        await talk.engine.send(wire.encode(NEXT_STATS))
+        await talk.wires.heard(NEXT_STATS)
         talk.submit(BLUE)
 
     talk(tmp_path, scenario)
