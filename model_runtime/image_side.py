@@ -19,6 +19,7 @@ from model_runtime.weights.sides import ImageTensors
 from model_runtime.weights.source import TensorSource
 from vision.config import Preprocessor, read_preprocessor
 from vision.encoder.model import ImageEncoder
+from vision.encoder.parameters import is_matrix
 from vision.encoder.readers import read_vision
 from vision.preprocess.common import ImageShapeError
 from vision.preprocess.kimi import Kimi
@@ -119,8 +120,7 @@ def read_image_side(folder: Path, config_json: Json, config: ModelConfig, source
 
 def _packed_bytes(name: str, tensor: Tensor) -> int:
     """Matrices keep their storage type, all else becomes float32."""
-    is_matrix = tensor.dim() > 1 and name.endswith((".weight", ".matrix"))
-    return tensor.numel() * (tensor.element_size() if is_matrix else torch.float32.itemsize)
+    return tensor.numel() * (tensor.element_size() if is_matrix(name, tensor) else torch.float32.itemsize)
 
 
 def load_image_side(side: ImageSide, ops: Ops, device: torch.device, progress: Callable[[int], None]) -> LoadedVision:
@@ -136,7 +136,7 @@ def load_image_side(side: ImageSide, ops: Ops, device: torch.device, progress: C
     encoder = ImageEncoder(side.tower, parameters, TowerKernels(ops))
     return LoadedVision(
         encoder=encoder,
-        table_CV=side.table_CV.to(device),
+        table_CV=side.table_CV,
         largest_image=side.largest_image,
         usual_embeddings=side.usual_embeddings,
         weight_bytes=weight_bytes,

@@ -58,11 +58,16 @@ class Parameters:
         return layer_norm(x, weight_C.shape, weight_C, self.vectors[f"{name}.bias"], eps)
 
 
+def is_matrix(name: str, tensor: Tensor) -> bool:
+    """Whether a parameter becomes a matrix, which keeps its storage type, and not a vector of float32: every `.weight`
+    of two or more axes, and Gemma 3's `.matrix`."""
+    return tensor.dim() > 1 and name.endswith((".weight", ".matrix"))
+
+
 def pack_parameters(tensors: dict[str, Tensor], kernels: Kernels) -> Parameters:
     """Takes the tensors out of the dictionary one by one, so that no more than one of them exists in both forms.
 
-    Every `.weight` of two or more axes is a matrix, a convolution's weight [C, channels, ..] as [C, K]; so is Gemma 3's
-    `.matrix`, stored [in, out].
+    A convolution's weight [C, channels, ..] is the matrix [C, K]; Gemma 3's `.matrix` is stored [in, out].
     """
     vectors: dict[str, Tensor] = {}
     matrices: dict[str, Matrix] = {}
@@ -70,12 +75,12 @@ def pack_parameters(tensors: dict[str, Tensor], kernels: Kernels) -> Parameters:
         if name not in tensors:
             continue
         tensor = tensors.pop(name)
-        base, _, ending = name.rpartition(".")
-        if ending == "matrix":
+        if not is_matrix(name, tensor):
+            vectors[name] = tensor.float()
+        elif name.endswith(".matrix"):
             matrices[name] = kernels.matrix(tensor.T.contiguous(), None)
-        elif ending == "weight" and tensor.dim() > 1:
+        else:
+            base = name.removesuffix(".weight")
             bias_N = tensors.pop(f"{base}.bias", None)
             matrices[base] = kernels.matrix(tensor.flatten(1).contiguous(), None if bias_N is None else bias_N.float())
-        else:
-            vectors[name] = tensor.float()
     return Parameters(vectors, matrices, kernels)
