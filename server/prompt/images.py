@@ -51,8 +51,9 @@ class ImageMarkup:
         markup = self._preprocessor.for_images(len(images)).markup
         all_pieces = [markup.pieces(image.layout) for image in images]
         counts = [sum(piece for piece in pieces if isinstance(piece, int)) for pieces in all_pieces]
-        if len(ids) + sum(counts) >= max_model_len + len(images):
-            raise context_overflow(len(ids) - len(images) + sum(counts), max_model_len)
+        least = len(ids) - len(images) + sum(counts)
+        if least >= max_model_len:  # before so many ids are made
+            raise context_overflow(least, max_model_len)
         encode = cache(self._encode)  # the end of a row is one of hundreds
         tokens = [image_tokens(pieces, self._preprocessor.image_token_id, encode) for pieces in all_pieces]
         placeholder = self._preprocessor.placeholder_id
