@@ -186,13 +186,16 @@ class ModelConfig:
     """What attention and the feed-forward block give is normalised too, before it is added (Gemma)."""
     local_rope: RopeConfig | None = None
     """Of the layers with a sliding window, where it differs from that of the others."""
-    bidirectional_images: bool = False
-    """The rows of an image attend to all of its rows (Gemma 3)."""
     num_deepstack: int = 0
     """Additional features of an image, one for each of the first layers, that are added to the layer's result."""
     image_span: int = 0
-    """Embeddings of one image where they must be computed in one step; 0: they may be cut."""
+    """Embeddings of one image where they must be computed in one step (Gemma 3); 0: they may be cut."""
     latent: LatentAttention | None = None
     experts: Experts | None = None
     num_draft_layers: int = 0
     """Layers that the checkpoint may have after the last one, for drafts of further tokens; they are not used."""
+
+    @property
+    def bidirectional_images(self) -> bool:
+        """Whether the rows of an image attend to all of its rows, which is why no step may cut it."""
+        return self.image_span > 0

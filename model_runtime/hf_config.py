@@ -141,7 +141,7 @@ def _read_composite(config: Json, composite: Composite, generation_config: Json 
     if composite.deepstack:
         return replace(read, num_deepstack=_deepstack(mapping(config, "vision_config"), read.num_layers))
     if composite.is_gemma:
-        return replace(read, bidirectional_images=True, image_span=integer(outer, "mm_tokens_per_image"))
+        return replace(read, image_span=integer(outer, "mm_tokens_per_image"))
     return read
 
 

@@ -78,7 +78,7 @@ def test_a_cache_that_holds_no_image_is_refused_at_start(tmp_path: Path) -> None
 
 
 def test_a_large_step_stays_as_it_is_configured() -> None:
-    whole = replace(MODEL, bidirectional_images=True, image_span=256)
+    whole = replace(MODEL, image_span=256)
     assert step_tokens(whole, SCHEDULER) == 260
     assert step_tokens(whole, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=300)) == 300
     assert step_tokens(MODEL, SCHEDULER) == 16
