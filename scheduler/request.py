@@ -152,7 +152,8 @@ class SchedulerError(Exception):
 
 
 class NeverFits(SchedulerError):
-    """The request can never run: prompt or prompt + output exceeds the model length or the KV pool."""
+    """The request can never run: its prompt and one token exceed the model length or the KV pool, or one of its images
+    the memory for images."""
 
     def __init__(self, needed: int, limit: int, what: str) -> None:
         super().__init__(f"the request needs {needed} {what}, and at most {limit} can ever be had")
