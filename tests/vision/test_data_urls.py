@@ -25,6 +25,7 @@ TEXT = base64.b64encode(PNG).decode()
         f"data:image/png;charset=utf-8;name=a.png;base64,{TEXT}",
         f"data:image/jpeg; base64, {TEXT}",
         "data:image/png;base64," + "\r\n".join(TEXT[i : i + 76] for i in range(0, len(TEXT), 76)),
+        *(f"data:image/png;base64,{TEXT[:7]}{space}{TEXT[7:]}" for space in " \t\r\n\f"),
         "data:image/png;base64," + TEXT.rstrip("="),
     ],
 )
