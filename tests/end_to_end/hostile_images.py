@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.vision.pictures import FILES, PNG_MAGIC, chunk, exif, noise, png, png_bomb, save
 from tests.vision.test_image_hostile import claims
-from tests.vision.test_source import LOOPBACK
+from tests.vision.test_source_policy import LOOPBACK
 
 HEIGHT, WIDTH = 30, 40
 GREY = noise(HEIGHT, WIDTH, 1, seed=1)[..., 0]
