@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from tests.server.fakes import Answer, FakeEngine, call, chat, make_app, run
+from tests.server.exchange import Answer, call, chat, run
+from tests.server.fakes import FakeEngine, make_app
 
 KEYS = ("first-key", "second-key")
 

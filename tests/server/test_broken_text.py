@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from server.generation import GenerationRequest
 from server.wire import Event, Logprob
-from tests.server.fakes import TOKENIZER, FakeEngine, Script, chat, complete, make_app, says, texts_of
+from tests.server.exchange import chat, complete, texts_of
+from tests.server.fakes import TOKENIZER, FakeEngine, Script, make_app, says
 
 BYTE_IDS = {TOKENIZER.token_bytes(token_id): token_id for token_id in range(TOKENIZER.vocab_size)}
 PARTS = st.sampled_from([b"a", b"b", b"c", b"\xff", b"\x82", b"\xe2\x82", "é".encode(), "👩".encode()])

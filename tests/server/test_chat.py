@@ -4,7 +4,8 @@ import pytest
 
 from scheduler.request import SamplingParams
 from server.wire import Event
-from tests.server.fakes import EOS, MAX_MODEL_LEN, TOKENIZER, FakeEngine, chat, ids_of, logprob_of, make_app, says
+from tests.server.exchange import chat
+from tests.server.fakes import EOS, MAX_MODEL_LEN, TOKENIZER, FakeEngine, ids_of, logprob_of, make_app, says
 
 PROMPT_TOKENS = (
     len("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n") - len("<|im_start|>") * 2 - len("<|im_end|>") + 3

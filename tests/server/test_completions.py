@@ -3,17 +3,8 @@
 import pytest
 
 from server.wire import Event
-from tests.server.fakes import (
-    MAX_MODEL_LEN,
-    FakeEngine,
-    complete,
-    finishes_of,
-    ids_of,
-    logprob_of,
-    make_app,
-    says,
-    texts_of,
-)
+from tests.server.exchange import complete, finishes_of, texts_of
+from tests.server.fakes import MAX_MODEL_LEN, FakeEngine, ids_of, logprob_of, make_app, says
 
 
 def test_shape_and_default_length() -> None:

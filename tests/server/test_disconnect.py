@@ -10,7 +10,8 @@ from fastapi import FastAPI
 
 from server.generation import GenerationRequest
 from server.wire import Event
-from tests.server.fakes import Exchange, FakeEngine, chat, complete, make_app, run, says
+from tests.server.exchange import Exchange, chat, complete, run
+from tests.server.fakes import FakeEngine, make_app, says
 from tests.server.test_stream import ends
 
 VERSIONS = pytest.mark.parametrize("spec_version", ["2.3", "2.4"])

@@ -10,7 +10,8 @@ from starlette.types import Receive, Scope, Send
 from server import door
 from server.door import Door, Turns
 from server.errors import Unavailable
-from tests.server.fakes import FakeEngine, run
+from tests.server.exchange import run
+from tests.server.fakes import FakeEngine
 
 PATH = "/generate"
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from server.schema.chat import ChatBody
 from server.schema.completions import CompletionBody
 from server.schema.tokens import TokenizeBody
-from tests.server.fakes import FakeEngine, call, chat, complete, make_app, run
+from tests.server.exchange import call, chat, complete, run
+from tests.server.fakes import FakeEngine, make_app
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from tests.server.fakes import MODEL, Exchange, FakeEngine, call, run
+from tests.server.exchange import Exchange, call, run
+from tests.server.fakes import MODEL, FakeEngine
 from tests.server.image_fakes import FakePipeline, image_app, image_part
 
 CHAT = "/v1/chat/completions"

@@ -10,18 +10,8 @@ import pytest
 from server.api.body import Limits, check_size, parse
 from server.errors import BadRequest
 from server.schema.chat import ChatBody
-from tests.server.fakes import (
-    MODEL,
-    Answer,
-    Exchange,
-    FakeEngine,
-    call,
-    chat,
-    complete,
-    make_app,
-    run,
-    says,
-)
+from tests.server.exchange import Answer, Exchange, call, chat, complete, run
+from tests.server.fakes import MODEL, FakeEngine, make_app, says
 from tests.server.image_fakes import FAMILIES, image_app, image_part, prepared
 from tests.server.test_metrics import scrape
 

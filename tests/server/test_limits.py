@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from server.errors import Unavailable
-from tests.server.fakes import MAX_MODEL_LEN, TOKENIZER, Exchange, FakeEngine, call, chat, make_app, run
+from tests.server.exchange import Exchange, call, chat, run
+from tests.server.fakes import MAX_MODEL_LEN, TOKENIZER, FakeEngine, make_app
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.errors import InternalError, Overloaded
 from server.wire import Event
-from tests.server.fakes import Exchange, FakeEngine, call, chat, complete, make_app, make_stats, run, says
+from tests.server.exchange import Exchange, call, chat, complete, run
+from tests.server.fakes import FakeEngine, make_app, make_stats, says
 from tests.server.test_stream import ends, raises
 
 

@@ -3,7 +3,8 @@
 import time
 
 from server.errors import Unavailable
-from tests.server.fakes import MAX_MODEL_LEN, Answer, FakeEngine, call, chat, ids_of, make_app, make_stats, run
+from tests.server.exchange import Answer, call, chat, run
+from tests.server.fakes import MAX_MODEL_LEN, FakeEngine, ids_of, make_app, make_stats
 
 
 def get(path: str, engine: FakeEngine | None = None, **options: object) -> Answer:

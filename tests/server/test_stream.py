@@ -12,21 +12,8 @@ from hypothesis import strategies as st
 
 from server.errors import InternalError, Unavailable
 from server.wire import Event
-from tests.server.fakes import (
-    EOS,
-    TOKENIZER,
-    FakeEngine,
-    Script,
-    call,
-    chat,
-    complete,
-    finishes_of,
-    ids_of,
-    make_app,
-    run,
-    says,
-    texts_of,
-)
+from tests.server.exchange import call, chat, complete, finishes_of, run, texts_of
+from tests.server.fakes import EOS, TOKENIZER, FakeEngine, Script, ids_of, make_app, says
 
 UNICODE = "访问搜索预报👩‍👩‍👧‍👦ďábelské🇨🇿"
 

@@ -24,11 +24,12 @@ from tests.end_to_end.conftest import Server, run_server
 from tests.end_to_end.hostile_images import BROKEN, ODD, SHORT, urls
 from tests.end_to_end.neighbour import Neighbour
 from tests.end_to_end.raw_http import Exchange, exchange, run_all
-from tests.server.fakes import MODEL, FakeEngine, call
+from tests.server.exchange import call
+from tests.server.fakes import MODEL, FakeEngine
 from tests.server.image_fakes import FAMILIES
 from tests.vision.canary import SITE, Answer, Canary, answer, canary, moved, site
 from tests.vision.pictures import noise, save
-from tests.vision.test_source import LOOPBACK
+from tests.vision.test_source_policy import LOOPBACK
 from vision.limits import ImageLimits
 
 CHAT = "/v1/chat/completions"
