@@ -79,7 +79,7 @@ class KVBlocks:
         index = other.num_computed // self._block_size
         if not self._prefix_caching or index >= min(self._shareable(seq), len(other.tokens) // self._block_size):
             return False
-        return self._key(seq, 0) == self._key(other, 0) and self._key(seq, index) == self._key(other, index)
+        return self._agree(seq, other, 0) and self._agree(seq, other, index)
 
     def check(self, running: list[Sequence]) -> None:
         """Assert conservation, references and sharing. O(blocks)."""
@@ -117,15 +117,15 @@ class KVBlocks:
         token_bytes = seq.tokens[start:end].tobytes()
         return token_bytes + span_content(seq.request.images, start, end) if start < seq.image_end else token_bytes
 
-    def _key(self, seq: Sequence, index: int) -> bytes:
-        """Key of a full block; computed once."""
-        while len(seq.keys) <= index:
-            position = len(seq.keys)
-            parent = seq.keys[-1] if position else root_key(seq.request.cache_salt)
-            seq.keys.append(block_key(parent, self._content(seq, position)))
-        return seq.keys[index]
+    def _agree(self, seq: Sequence, other: Sequence, index: int) -> bool:
+        """Whether two sequences are equal up to the end of a full block."""
+        return self._cached_block(seq, index).key == self._cached_block(other, index).key
 
     def _cached_block(self, seq: Sequence, index: int) -> CachedBlock:
-        key = self._key(seq, index)
-        parent = seq.keys[index - 1] if index else root_key(seq.request.cache_salt)
-        return CachedBlock(key, parent, self._content(seq, index))
+        """What a full block holds; computed once, since a sequence that waits looks for its blocks in every step."""
+        while len(seq.full_blocks) <= index:
+            position = len(seq.full_blocks)
+            parent = seq.full_blocks[-1].key if position else root_key(seq.request.cache_salt)
+            content = self._content(seq, position)
+            seq.full_blocks.append(CachedBlock(block_key(parent, content), parent, content))
+        return seq.full_blocks[index]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from scheduler.plan import ints
+from scheduler.prefix_cache import CachedBlock
 from scheduler.request import Request, TokenLogprob
 
 
@@ -34,8 +35,8 @@ class Sequence:
     num_computed: int = 0
     blocks: "array[int]" = field(default_factory=ints)
     """int32 block table; covers num_computed tokens and those of the step in flight."""
-    keys: list[bytes] = field(default_factory=list)
-    """Prefix-cache keys of the first full blocks of `tokens`; extended when needed, never wrong."""
+    full_blocks: list[CachedBlock] = field(default_factory=list)
+    """What the first full blocks of `tokens` hold, for the prefix cache; extended when needed, never wrong."""
     num_registered: int = 0
     """Blocks that came from the prefix cache or were offered to it."""
     prefix_hit: int | None = None
