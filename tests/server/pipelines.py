@@ -1,7 +1,6 @@
 """Image pipelines of small models, pictures for them as clients send them, and a count of what is decoded."""
 
 import asyncio
-import base64
 import threading
 from collections.abc import Coroutine
 from typing import TypeVar
@@ -12,7 +11,7 @@ from PIL import Image
 import server.images
 from server.errors import ApiError
 from server.images import ImagePipeline
-from tests.vision.pictures import noise, save
+from tests.vision.pictures import data_url, noise, save
 from vision.config import Preprocessor, read_preprocessor
 from vision.image import decode
 from vision.limits import ImageLimits
@@ -40,10 +39,6 @@ def llava() -> Preprocessor:
 def onevision() -> Preprocessor:
     file = {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINPOINTS}
     return read_preprocessor(file, None, ONEVISION)
-
-
-def data_url(data: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
 def picture_url(seed: int, height: int = 40, width: int = 60) -> str:

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from server.images import ImagePipeline
-from tests.server.pipelines import LLAVA, A, B, data_url, failure, llava, onevision, picture_url, prepared, run
-from tests.vision.pictures import FILES, exif, noise, png_bomb, save
+from tests.server.pipelines import LLAVA, A, B, failure, llava, onevision, picture_url, prepared, run
+from tests.vision.pictures import FILES, data_url, exif, noise, png_bomb, save
 from tests.vision.preprocess_pictures import as_pil
 from vision.config import read_preprocessor
 from vision.limits import ImageLimits

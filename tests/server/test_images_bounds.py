@@ -6,9 +6,9 @@ import threading
 from PIL import Image
 
 from server.images import ImagePipeline, PixelRoom
-from tests.server.pipelines import LIMITS, data_url, failure, llava, run
+from tests.server.pipelines import LIMITS, failure, llava, run
 from tests.vision.canary import answer, site
-from tests.vision.pictures import FILES, png_bomb, save, smooth
+from tests.vision.pictures import FILES, data_url, png_bomb, save, smooth
 from vision.limits import ImageLimits
 
 

@@ -6,9 +6,9 @@ import pytest
 
 import server.images
 from server.images import ImagePipeline
-from tests.server.pipelines import LIMITS, A, B, Counter, data_url, failure, llava, onevision, picture_url, run
+from tests.server.pipelines import LIMITS, A, B, Counter, failure, llava, onevision, picture_url, run
 from tests.vision.canary import answer, site
-from tests.vision.pictures import FILES
+from tests.vision.pictures import FILES, data_url
 from vision.limits import ImageLimits
 
 

@@ -1,5 +1,6 @@
 """Makes image files for the tests: with Pillow, and PNG chunk by chunk where Pillow cannot write what is wanted."""
 
+import base64
 import struct
 import zlib
 from io import BytesIO
@@ -27,6 +28,11 @@ def save(image: Image.Image, name: str, **options: object) -> bytes:
     file = BytesIO()
     image.save(file, name, **options)
     return file.getvalue()
+
+
+def data_url(file: bytes, kind: str = "png") -> str:
+    """A file as clients send it."""
+    return f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:

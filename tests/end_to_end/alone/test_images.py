@@ -1,6 +1,5 @@
 """Pictures through a real server with a tiny vision model: what applications send, what attackers send, who suffers."""
 
-import base64
 import struct
 import threading
 import time
@@ -20,7 +19,7 @@ from server.tiny_vlm import write_tiny_vlm
 from tests.end_to_end.conftest import Server, run_server, sse_events
 from tests.end_to_end.neighbour import Neighbour
 from tests.end_to_end.raw_http import waited_for_a_core
-from tests.vision.pictures import FILES, exif, noise, png_bomb, save, smooth
+from tests.vision.pictures import FILES, data_url, exif, noise, png_bomb, save, smooth
 
 IMAGE_TOKENS = 16
 IMAGE_TOKEN_ID = 259
@@ -42,10 +41,6 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def client(eyes: Server) -> Iterator[OpenAI]:
     with OpenAI(base_url=eyes.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
-
-
-def data_url(file: bytes, kind: str = "png") -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
 
 
 def picture(seed: int, height: int = 60, width: int = 80) -> str:

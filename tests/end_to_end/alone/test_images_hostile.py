@@ -2,7 +2,6 @@
 others' answers stay the same."""
 
 import asyncio
-import base64
 import json
 import threading
 import time
@@ -28,7 +27,7 @@ from tests.server.exchange import call
 from tests.server.fakes import MODEL, FakeEngine
 from tests.server.image_fakes import FAMILIES
 from tests.vision.canary import SITE, Answer, Canary, answer, canary, moved, site
-from tests.vision.pictures import noise, save
+from tests.vision.pictures import data_url, noise, save
 from tests.vision.test_source_policy import LOOPBACK
 from vision.limits import ImageLimits
 
@@ -80,10 +79,6 @@ def eyes(tmp_path_factory: pytest.TempPathFactory, bird: Canary) -> Iterator[Ser
     allowed = [f"--allowed-media-domains={name}:{bird.port}" for name in names]
     with run_server(*allowed, model=str(folder)) as running:
         yield running
-
-
-def data_url(file: bytes, kind: str = "png") -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
 
 
 def body_of(server: Server, url: str) -> bytes:
