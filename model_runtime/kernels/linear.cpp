@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "linear.h"
 #include "pool.h"
 #include "vec.h"
 
@@ -190,7 +191,7 @@ template <class T> void run_units(const Problem& p, int64_t row_blocks, int64_t 
     }
 }
 
-template <class T> void linear(const Problem& p) {
+template <class T> void multiply(const Problem& p) {
     const int64_t panels = (p.N + PANEL - 1) / PANEL, wanted = 4 * pool::threads();
     int64_t row_blocks = (p.M + ROW_BLOCK - 1) / ROW_BLOCK;
     if (panels < wanted)  // few columns for many threads: split rows too, in tiles of full height
@@ -216,13 +217,16 @@ template <class U> void pack(const U* w, U* panels, int64_t N, int64_t K) {
 
 }  // namespace
 
+void linear(const Matrix& w, const float* x, int64_t M, float* y) {
+    const Problem p{x, w.data, w.bias, y, M, w.N, w.K};
+    w.format == FLOAT32 ? multiply<float>(p) : w.format == BFLOAT16 ? multiply<bf16>(p) : multiply<fp16>(p);
+}
+
 extern "C" {
 
-// storage: 0 float32, 1 bfloat16, 2 float16.
-void fl_linear(const float* x, const void* w, int64_t storage, const float* bias, float* y, int64_t M, int64_t N,
+void fl_linear(const float* x, const void* w, int64_t format, const float* bias, float* y, int64_t M, int64_t N,
                int64_t K) {
-    const Problem p{x, w, bias, y, M, N, K};
-    storage == 0 ? linear<float>(p) : storage == 1 ? linear<bf16>(p) : linear<fp16>(p);
+    linear({w, bias, format, N, K}, x, M, y);
 }
 
 void fl_pack(const void* w, void* panels, int64_t item_size, int64_t N, int64_t K) {

@@ -1,0 +1,16 @@
+// Products of rows and a packed matrix, as other operations use them.
+#pragma once
+
+#include <cstdint>
+
+// How the numbers of a packed matrix are stored; `ops/cpu.py` has the same numbers.
+enum Format : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+struct Matrix {
+    const void* data;   // as packed: panels of 16 outputs
+    const float* bias;  // [N], or null
+    int64_t format, N, K;
+};
+
+// y[M][N] = x[M][K] w[N][K]^T + bias.
+void linear(const Matrix& w, const float* x, int64_t M, float* y);
