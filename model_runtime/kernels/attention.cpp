@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention_tile.h"
+#include "layer_ops.h"
 #include "pool.h"
 
 namespace {
@@ -131,18 +132,29 @@ bool within(const Problem& p) {
 
 }  // namespace
 
-// `visible_ends` may be null. Returns 1, having done nothing, if it names a key that does not exist.
-extern "C" int64_t fl_paged_attention(const float* qkv, const float* key, const float* value, float* out,
-                                      const int32_t* query_starts, const int32_t* kv_lens, const int32_t* tables,
-                                      const int32_t* table_starts, const int32_t* visible_ends, int64_t S, int64_t H,
-                                      int64_t G, int64_t D, int64_t B, float scale, int64_t window) {
-    const Problem p{qkv,          key, value, out, query_starts, kv_lens, tables, table_starts,
-                    visible_ends, S,   H,     G,   D,            B,       window, scale};
-    if (!within(p)) return 1;
+bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, float scale,
+                     int64_t window, float* out) {
+    const Problem p{qkv,
+                    kv.key,
+                    kv.value,
+                    out,
+                    batch.query_starts,
+                    batch.kv_lens,
+                    batch.block_tables,
+                    batch.table_starts,
+                    batch.visible_ends,
+                    batch.S,
+                    heads.H,
+                    heads.G,
+                    heads.D,
+                    batch.B,
+                    window,
+                    scale};
+    if (!within(p)) return false;
     const std::vector<Item> items = make_items(p);
     int64_t rows = 0, segments = 0;
     for (const Item& item : items) {
-        rows = std::max(rows, item.num_queries * (H / G));
+        rows = std::max(rows, item.num_queries * (p.H / p.G));
         segments += item.segment_end - item.segment;
     }
     const int64_t count = int64_t(items.size());
@@ -150,5 +162,15 @@ extern "C" int64_t fl_paged_attention(const float* qkv, const float* key, const 
         attend_segments(p, items, rows);
     else
         attend_items(p, items, rows);
-    return 0;
+    return true;
+}
+
+// `visible_ends` may be null. Returns 1, having done nothing, if it names a key that does not exist.
+extern "C" int64_t fl_paged_attention(const float* qkv, const float* key, const float* value, float* out,
+                                      const int32_t* query_starts, const int32_t* kv_lens, const int32_t* tables,
+                                      const int32_t* table_starts, const int32_t* visible_ends, int64_t S, int64_t H,
+                                      int64_t G, int64_t D, int64_t B, float scale, int64_t window) {
+    const StepBatch batch{query_starts, kv_lens, tables, table_starts, nullptr, nullptr, visible_ends, 0, S, B};
+    const KVLayer kv{const_cast<float*>(key), const_cast<float*>(value), 0};
+    return !paged_attention(qkv, kv, batch, {H, G, D}, scale, window, out);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "layer_ops.h"
 #include "pool.h"
 #include "vec.h"
 
@@ -113,6 +114,30 @@ bool within(const int32_t* numbers, int64_t count, int64_t end) {
 
 }  // namespace
 
+bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const KVLayer& kv, const Heads& heads) {
+    const auto [H, G, D] = heads;
+    const int64_t B = batch.B, half = rope.R / 2;
+    if (!within(batch.rope_rows, batch.T, rope.P)) return false;
+    for (int64_t t = 0; t < batch.T; t++)
+        if (batch.slots[t] < 0 || batch.slots[t] >= kv.num_slots) return false;
+    for_rows(batch.T, batch.T * (H + G) * D, [=, H = H, G = G, D = D](int64_t t) {
+        float* row = qkv + t * (H + 2 * G) * D;
+        const float *c = rope.cos + batch.rope_rows[t] * half, *s = rope.sin + batch.rope_rows[t] * half;
+        for (int64_t h = 0; h < H + G; h++) {
+            float* head = row + h * D;
+            rope.interleaved ? rotate(head, head + 1, 2, c, s, half) : rotate(head, head + half, 1, c, s, half);
+        }
+        const int64_t block = batch.slots[t] / B, offset = batch.slots[t] % B;
+        for (int64_t g = 0; g < G; g++) {
+            const float *k = row + (H + g) * D, *v = row + (H + G + g) * D;
+            float* key_head = kv.key + (block * G + g) * D * B + offset;
+            for (int64_t d = 0; d < D; d++) key_head[d * B] = k[d];
+            std::copy_n(v, D, kv.value + ((block * G + g) * B + offset) * D);
+        }
+    });
+    return true;
+}
+
 extern "C" {
 
 // Functions that index memory by numbers from the batch return 1, having done nothing, if one is out of range.
@@ -151,28 +176,10 @@ void fl_activate(const float* x, int64_t kind, int64_t count, float* y) {
     if (kind == 3) activate<silu>(x, count, y);
 }
 
-// key [blocks][G][D][B], value [blocks][G][B][D]; cos and sin [P][R / 2].
 int64_t fl_rope_and_cache(float* qkv, const float* cos, const float* sin, int64_t P, int64_t R, int64_t interleaved,
                           const int32_t* positions, const int64_t* slots, float* key, float* value, int64_t num_slots,
                           int64_t T, int64_t H, int64_t G, int64_t D, int64_t B) {
-    if (!within(positions, T, P)) return 1;
-    for (int64_t t = 0; t < T; t++)
-        if (slots[t] < 0 || slots[t] >= num_slots) return 1;
-    for_rows(T, T * (H + G) * D, [=](int64_t t) {
-        float* row = qkv + t * (H + 2 * G) * D;
-        const float *c = cos + positions[t] * (R / 2), *s = sin + positions[t] * (R / 2);
-        for (int64_t h = 0; h < H + G; h++) {
-            float* head = row + h * D;
-            interleaved ? rotate(head, head + 1, 2, c, s, R / 2) : rotate(head, head + R / 2, 1, c, s, R / 2);
-        }
-        const int64_t block = slots[t] / B, offset = slots[t] % B;
-        for (int64_t g = 0; g < G; g++) {
-            const float *k = row + (H + g) * D, *v = row + (H + G + g) * D;
-            float* key_head = key + (block * G + g) * D * B + offset;
-            for (int64_t d = 0; d < D; d++) key_head[d * B] = k[d];
-            std::copy_n(v, D, value + ((block * G + g) * B + offset) * D);
-        }
-    });
-    return 0;
+    const StepBatch batch{nullptr, nullptr, nullptr, nullptr, positions, slots, nullptr, T, 0, B};
+    return !rope_and_cache(qkv, {cos, sin, P, R, interleaved}, batch, {key, value, num_slots}, {H, G, D});
 }
 }

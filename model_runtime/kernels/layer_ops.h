@@ -1,0 +1,37 @@
+// What the operations of a layer are given, as the layer program and the C interface call them. All return false, having
+// done nothing, if a number from the batch that indexes memory is out of range.
+#pragma once
+
+#include <cstdint>
+
+// A row of a layer's q/k/v product: H D query, then G D key, then G D value channels.
+struct Heads {
+    int64_t H, G, D;
+};
+
+// Cosines and sines [P][R / 2].
+struct Rope {
+    const float *cos, *sin;
+    int64_t P, R, interleaved;
+};
+
+// The arrays of a step, as `batch.py` describes them: T tokens, S sequences, B tokens in a block.
+struct StepBatch {
+    const int32_t *query_starts, *kv_lens, *block_tables, *table_starts, *rope_rows;
+    const int64_t* slots;
+    const int32_t* visible_ends;  // or null: a token sees its sequence up to itself
+    int64_t T, S, B;
+};
+
+// One layer's cache: keys [blocks][G][D][B], values [blocks][G][B][D].
+struct KVLayer {
+    float *key, *value;
+    int64_t num_slots;
+};
+
+// Rotate queries and keys of qkv [T][(H + 2 G) D] in place, and write keys and values to the batch's slots.
+bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const KVLayer& kv, const Heads& heads);
+
+// out[T][H D]: attention of each query over the keys of its sequence; a window > 0 hides older keys.
+bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, float scale,
+                     int64_t window, float* out);
