@@ -51,6 +51,13 @@ class Executor:
 def load_executor(
     model_path: Path, runtime: RuntimeConfig, scheduler: SchedulerConfig, progress: Callable[[str, float], None]
 ) -> Executor:
+    """`load_runner`, as the engine wants it."""
+    return Executor(*load_runner(model_path, runtime, scheduler, progress))
+
+
+def load_runner(
+    model_path: Path, runtime: RuntimeConfig, scheduler: SchedulerConfig, progress: Callable[[str, float], None]
+) -> tuple[Runner, RuntimeInfo]:
     """Load the model and reserve its KV pool; `progress` gets (stage, fraction done).
 
     Raises CheckpointError for a model that cannot be read, PlanError for one that does not fit.
@@ -80,7 +87,7 @@ def load_executor(
     )
     vision = model.vision
     images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device)
-    return Executor(Runner(model.decoder, kv, info.block_size, device, images, config.bidirectional_images), info)
+    return Runner(model.decoder, kv, info.block_size, device, images, config.bidirectional_images), info
 
 
 def _block_bytes(config: ModelConfig, block_size: int) -> int:

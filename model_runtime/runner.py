@@ -66,6 +66,12 @@ class Runner:
             step_id=plan.step_id, token_ids=token_ids, sampled=sampled, scored=scored, failed_slots=failed_slots
         )
 
+    @torch.inference_mode()
+    def all_logits(self, plan: StepPlan) -> Tensor:
+        """[T, V] float32: logits of every token of a step of text, as `run` computes them; for `firstlight quality`,
+        which compares whole distributions."""
+        return self._model.logits(self._model.forward(make_batch(plan, self._block_size, self._device), self._kv))
+
     def _image_rows(self, plan: StepPlan) -> "tuple[tuple[ImageRows, ...], array[int]]":
         if self._images is not None:
             return self._images.step(plan)

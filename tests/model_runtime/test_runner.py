@@ -151,3 +151,8 @@ def test_contradicting_plan_is_refused(runner: Runner) -> None:
         runner.run(replace(plan, query_lens=ints([2, 2])))
     with pytest.raises(AssertionError, match="block tables"):
         runner.run(replace(plan, block_tables=ints([0, 1])))
+
+
+def test_all_logits_are_those_of_every_token(runner: Runner, model: Successor) -> None:
+    logits = runner.all_logits(make_plan([3, 4, 5, 20, 21], greedy([4, 2]), ScoreRows()))
+    assert logits.argmax(dim=1).tolist() == [4, 5, 6, 21, 22]
