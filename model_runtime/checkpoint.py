@@ -19,7 +19,7 @@ from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
 from model_runtime.weights.gguf_source import GgufSource
 from model_runtime.weights.json_file import read_json, read_json_if_any
-from model_runtime.weights.load import load_parameters
+from model_runtime.weights.load import EXACT, Precision, load_parameters
 from model_runtime.weights.safetensors_source import SafetensorsSource
 from model_runtime.weights.sides import split_sides
 from model_runtime.weights.source import TensorSource
@@ -104,9 +104,11 @@ def load_model(
     device: torch.device,
     progress: Callable[[float], None],
     length: Callable[[ModelConfig, int], int] = _every_position,
+    precision: Precision = EXACT,
 ) -> LoadedModel:
     """Load a checkpoint. `progress` is told the finished share of the weights, 0 to 1. `length` is given the
     architecture and the bytes of the weights, and answers how many positions the decoder needs tables for.
+    `precision` is that of the decoder; the image side is always exact.
 
     Raises CheckpointError for a checkpoint that is missing, damaged, inconsistent or not supported.
     """
@@ -115,7 +117,9 @@ def load_model(
     count = sum(parameter.rows * (parameter.columns or 1) for parameter in table)
     count += 0 if side is None else side.num_parameters
     done = _Progress(progress, count)
-    parameters = load_parameters(table, opened.source, ops, device, lambda key: _ignorable(config, key), done.add)
+    parameters = load_parameters(
+        table, opened.source, ops, device, lambda key: _ignorable(config, key), done.add, precision
+    )
     vision = None if side is None else load_image_side(side, ops, device, done.add)
     weight_bytes = parameters.num_bytes + (0 if vision is None else vision.weight_bytes)
     return LoadedModel(

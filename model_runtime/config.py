@@ -20,6 +20,8 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firstlight"
 
 
+Quantization = Literal["none", "int8", "int4"]
+
 MAX_THREADS = 1024
 """More than any machine has cores; far more end the engine, since the system refuses to make them."""
 
@@ -48,6 +50,20 @@ class RuntimeConfig:
     kernels: Literal["auto", "reference"] = field(
         default="auto",
         metadata={"help": "auto: compiled CPU kernels where there is a C++ compiler; reference: plain torch"},
+    )
+    quantization: Quantization = field(
+        default="none",
+        metadata={
+            "help": "turn a checkpoint's float matrices into int8 (a scale a row) or int4 (a scale for 32 numbers; "
+            "embedding and output matrix 8 bits); integers of a GGUF file are kept as they are"
+        },
+    )
+    activation_dtype: Literal["auto", "float32"] = field(
+        default="auto",
+        metadata={
+            "help": "what is multiplied with matrices of integers; auto: rows quantised to int8 in blocks of 32, as "
+            "llama.cpp does; float32: exact and slower"
+        },
     )
     threads: int = field(default=0, metadata={"help": "compute threads; 0: the cores this process may use"})
 

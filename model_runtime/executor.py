@@ -29,6 +29,7 @@ from model_runtime.memory import (
 from model_runtime.ops import describe, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.runner import Runner
+from model_runtime.weights.load import Precision
 from scheduler.config import SchedulerConfig
 from scheduler.plan import StepPlan, StepResult
 
@@ -73,6 +74,7 @@ def load_runner(
         device,
         lambda fraction: progress("loading weights", fraction),
         lambda config, weight_bytes: _size(config, weight_bytes, runtime, scheduler, budget).max_model_len,
+        Precision(quantization=runtime.quantization, int8_rows=runtime.activation_dtype == "auto"),
     )
     info = _plan(model, ops, runtime, scheduler, budget)
     config = model.config

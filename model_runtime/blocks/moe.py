@@ -32,7 +32,7 @@ def moe_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
     shared = replace(config, intermediate_size=experts.shared_size)
     router = (Slot(f"{key}.gate", experts.num_experts),)
     bias = Slot(f"{key}.gate.e_score_correction_bias", experts.num_experts)
-    table = linear_table(f"{name}.router", router, config.hidden_size, bias=False)
+    table = [replace(p, fewest_bits=32) for p in linear_table(f"{name}.router", router, config.hidden_size, bias=False)]
     table.append(Parameter(name=f"{name}.choice_bias", slots=(bias,)))
     for expert in range(experts.num_experts):
         table += mlp_table(single, f"{name}.experts.{expert}", f"{key}.experts.{expert}")

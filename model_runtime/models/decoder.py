@@ -60,13 +60,13 @@ def _has_experts(config: ModelConfig, layer: int) -> bool:
 def decoder_table(config: ModelConfig) -> list[Parameter]:
     """Every parameter of the decoder, in the order in which it is loaded."""
     embedding = Slot("model.embed_tokens.weight", config.vocab_size)
-    table = [Parameter(name="embedding", slots=(embedding,), columns=config.hidden_size)]
+    table = [Parameter(name="embedding", slots=(embedding,), columns=config.hidden_size, fewest_bits=8)]
     for layer in range(config.num_layers):
         table += _layer_table(config, layer)
     table.append(_norm(config, "norm", "model.norm"))
     if not config.tie_word_embeddings:
         head = Slot(TIED_HEAD_KEY, config.vocab_size)
-        table.append(Parameter(name="head", slots=(head,), columns=config.hidden_size))
+        table.append(Parameter(name="head", slots=(head,), columns=config.hidden_size, fewest_bits=8))
     return table
 
 

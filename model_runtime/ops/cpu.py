@@ -17,6 +17,7 @@ from model_runtime.batch import Batch
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import Activation, HeadShape, PackedWeight, RopeTable, register
+from model_runtime.quantized import QuantizedMatrix, dequantize
 
 PANEL = 16
 """Output features of a packed panel."""
@@ -42,6 +43,12 @@ def pack(weight_NK: Tensor) -> PackedWeight:
     data = torch.empty(-(-num_rows // PANEL), num_columns, PANEL, dtype=source.dtype)
     library().pack(source.data_ptr(), data.data_ptr(), source.element_size(), num_rows, num_columns)
     return PackedWeight(data=data, num_rows=num_rows, num_columns=num_columns)
+
+
+@register("pack_quantized", "cpu")
+def pack_quantized(matrix: QuantizedMatrix, int8_rows: bool) -> PackedWeight:
+    """Panels of the expanded numbers."""
+    return pack(dequantize(matrix))
 
 
 @register("linear", "cpu")

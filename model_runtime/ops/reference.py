@@ -14,6 +14,7 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import Activation, HeadShape, PackedWeight, RopeTable, register
+from model_runtime.quantized import QuantizedMatrix, dequantize, quantize_rows
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -27,18 +28,39 @@ def pack(weight_NK: Tensor) -> PackedWeight:
     return PackedWeight(data=weight_NK.contiguous(), num_rows=weight_NK.shape[0], num_columns=weight_NK.shape[1])
 
 
+@register("pack_quantized", "any")
+def pack_quantized(matrix: QuantizedMatrix, int8_rows: bool) -> PackedWeight:
+    """The matrix as it is; it is expanded whenever it is used."""
+    return PackedWeight(
+        data=matrix.data_NR.contiguous(),
+        num_rows=matrix.num_rows,
+        num_columns=matrix.num_columns,
+        quantized=matrix.format,
+        int8_rows=int8_rows,
+    )
+
+
+def _expanded(weight: PackedWeight, data: Tensor) -> Tensor:
+    """Rows of a packed matrix, or all of them, as floats."""
+    if weight.quantized is None:
+        return data
+    return dequantize(QuantizedMatrix(data_NR=data, format=weight.quantized, num_columns=weight.num_columns))
+
+
 @register("linear", "any")
 def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
     """[T, N] = x @ weight.T + bias in the type of x."""
     wide = _wide(x_TK.dtype)
     bias = None if bias_N is None else bias_N.to(wide)
-    return torch.nn.functional.linear(x_TK.to(wide), weight.data.to(wide), bias).to(x_TK.dtype)
+    rows_TK = quantize_rows(x_TK.to(wide)) if weight.int8_rows else x_TK.to(wide)
+    return torch.nn.functional.linear(rows_TK, _expanded(weight, weight.data).to(wide), bias).to(x_TK.dtype)
 
 
 @register("embedding", "any")
 def embedding(ids_T: Tensor, table: PackedWeight) -> Tensor:
     """[T, K] rows of the table, float32 or float64."""
-    return table.data[ids_T].to(_wide(table.data.dtype))
+    rows_TK = _expanded(table, table.data[ids_T])
+    return rows_TK.to(_wide(rows_TK.dtype))
 
 
 @register("rms_norm", "any")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
+from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 
@@ -30,6 +31,10 @@ class PackedWeight:
     """N: output features."""
     num_columns: int
     """K: input features."""
+    quantized: QuantizedFormat | None = None
+    """The format of integers; None: the dtype of `data` says how numbers are stored."""
+    int8_rows: bool = False
+    """Whether rows are quantised to int8 before a product; only where the matrix holds integers."""
 
     @property
     def num_bytes(self) -> int:
@@ -62,6 +67,8 @@ class Ops:
 
     pack: Callable[[Tensor], PackedWeight]
     """weight [N, K] float32/float16/bfloat16 -> packed, its storage type kept."""
+    pack_quantized: Callable[[QuantizedMatrix, bool], PackedWeight]
+    """(matrix, int8_rows) -> packed, its integers and scales kept. int8_rows: products with it quantise their rows."""
     linear: Callable[[Tensor, PackedWeight, Tensor | None], Tensor]
     """(x [T, K], weight, bias [N] or None) -> [T, N] = x @ weight.T + bias, accumulated in float32 at least."""
     embedding: Callable[[Tensor, PackedWeight], Tensor]

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from model_runtime.config import ModelConfig
-from model_runtime.weights.dequantize import dequantize, plain_dtype
-from model_runtime.weights.gguf_file import GgufFile, GgufTensor
+from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
+from model_runtime.weights.dequantize import BLOCK_FORMATS, dequantize, plain_dtype
+from model_runtime.weights.gguf_file import GGML_TYPES, GgufFile, GgufTensor
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _INNER = {
@@ -35,10 +36,10 @@ def hf_key(name: str) -> str:
     return name
 
 
-def _unpermute(rows: Tensor, num_heads: int) -> None:
-    """In place [H D, ...]: llama files order the rows of a head for rotating (x[2i], x[2i + 1]); undo that."""
+def _unpermuted(rows: Tensor, num_heads: int) -> Tensor:
+    """[H D, ...]: llama files order the rows of a head for rotating (x[2i], x[2i + 1]); undo that."""
     pairs = rows.view(num_heads, -1, 2, rows[0].numel())
-    rows.copy_(pairs.transpose(1, 2).reshape(rows.shape))
+    return pairs.transpose(1, 2).reshape(rows.shape)
 
 
 class GgufSource:
@@ -65,10 +66,29 @@ class GgufSource:
         """As in TensorSource."""
         return plain_dtype(self._tensors[key].type_id)
 
+    def quantized(self, key: str) -> QuantizedFormat | None:
+        """As in TensorSource."""
+        tensor = self._tensors[key]
+        return BLOCK_FORMATS.get(GGML_TYPES[tensor.type_id].name) if len(tensor.shape) == 2 else None
+
+    def read_quantized(self, key: str) -> QuantizedMatrix:
+        """As in TensorSource."""
+        tensor, stored = self._tensors[key], self.quantized(key)
+        assert stored is not None, f"{key} holds no blocks of integers"
+        rows = self._raw(tensor).view(tensor.shape[0], -1)
+        num_heads = self._num_permuted_heads(key)
+        data = _unpermuted(rows, num_heads) if num_heads else rows
+        return QuantizedMatrix(data_NR=data, format=stored, num_columns=tensor.shape[1])
+
     def read_into(self, key: str, target: Tensor) -> None:
         """As in TensorSource. Raises CheckpointError for a format that cannot be expanded."""
         tensor = self._tensors[key]
-        dequantize(self._bytes[tensor.offset : tensor.offset + tensor.num_bytes], tensor.type_id, target)
-        projection = key.split(".")[-2]
-        if projection in self._permuted_heads:
-            _unpermute(target, self._permuted_heads[projection])
+        dequantize(self._raw(tensor), tensor.type_id, target)
+        if num_heads := self._num_permuted_heads(key):
+            target.copy_(_unpermuted(target, num_heads))
+
+    def _raw(self, tensor: GgufTensor) -> Tensor:
+        return self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
+
+    def _num_permuted_heads(self, key: str) -> int:
+        return self._permuted_heads.get(key.split(".")[-2], 0)

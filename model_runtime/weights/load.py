@@ -4,12 +4,16 @@ names the keys. Called by `checkpoint.py`, engine and worker processes.
 Memory above the finished parameters is one parameter in the checkpoint's storage type and one tensor of the file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from model_runtime.ops.registry import Ops
+from model_runtime.config import Quantization
+from model_runtime.ops.registry import Ops, PackedWeight
+from model_runtime.quantized import BLOCK, QuantizedFormat, QuantizedMatrix, quantize, scales_are_finite
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.source import TensorSource
 from model_runtime.weights.table import Parameter, Parameters
@@ -44,6 +48,25 @@ def check_keys(table: list[Parameter], source: TensorSource, ignorable: Callable
                 raise CheckpointError(f"{slot.key} has shape {list(actual)}; the architecture needs {list(expected)}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """How a decoder's matrices are kept and multiplied."""
+
+    quantization: Quantization = "none"
+    """Turn matrices of floats into integers."""
+    int8_rows: bool = True
+    """Quantise rows to int8 for products with matrices of integers; else those are expanded to float32."""
+
+
+EXACT = Precision(int8_rows=False)
+"""Every number as the checkpoint has it."""
+
+_TARGETS: Mapping[Quantization, Mapping[int, QuantizedFormat]] = MappingProxyType(
+    {"none": {}, "int8": {4: "int8", 8: "int8"}, "int4": {4: "q4_0", 8: "q8_0"}}
+)
+"""The format that a matrix is turned into, by its fewest bits."""
+
+
 def _read(parameter: Parameter, source: TensorSource) -> Tensor:
     """All slots stacked, in the widest storage type among them."""
     dtype = source.dtype(parameter.slots[0].key)
@@ -56,8 +79,36 @@ def _read(parameter: Parameter, source: TensorSource) -> Tensor:
         source.read_into(slot.key, stacked[start : start + slot.rows])
         start += slot.rows
     if not torch.isfinite(stacked.sum(dtype=torch.float32)):
-        raise CheckpointError(f"NaN or infinite weights in {', '.join(slot.key for slot in parameter.slots)}")
+        raise CheckpointError(f"NaN or infinite weights in {_keys_of(parameter)}")
     return stacked
+
+
+def _keys_of(parameter: Parameter) -> str:
+    return ", ".join(slot.key for slot in parameter.slots)
+
+
+def _read_quantized(parameter: Parameter, source: TensorSource) -> QuantizedMatrix | None:
+    """All slots stacked, where they hold integers of one format; else None."""
+    if len({source.quantized(slot.key) for slot in parameter.slots}) > 1:
+        return None
+    stored = source.quantized(parameter.slots[0].key)
+    if stored is None or parameter.columns is None:
+        return None
+    data_NR = torch.cat([source.read_quantized(slot.key).data_NR for slot in parameter.slots])
+    return QuantizedMatrix(data_NR=data_NR, format=stored, num_columns=parameter.columns)
+
+
+def _packed(parameter: Parameter, source: TensorSource, ops: Ops, device: torch.device, how: Precision) -> PackedWeight:
+    matrix = _read_quantized(parameter, source)
+    if matrix is None:
+        weight_NK = _read(parameter, source)
+        target = _TARGETS[how.quantization].get(parameter.fewest_bits)
+        if target is None or weight_NK.shape[1] % BLOCK:
+            return ops.pack(weight_NK.to(device))
+        matrix = quantize(weight_NK, target)
+    if not scales_are_finite(matrix):
+        raise CheckpointError(f"NaN or infinite weights, or too large ones, in {_keys_of(parameter)}")
+    return ops.pack_quantized(replace(matrix, data_NR=matrix.data_NR.to(device)), how.int8_rows)
 
 
 def load_parameters(
@@ -67,20 +118,20 @@ def load_parameters(
     device: torch.device,
     ignorable: Callable[[str], bool],
     progress: Callable[[int], None],
+    precision: Precision = EXACT,
 ) -> Parameters:
     """Read, stack and pack every parameter; `progress` is told how many numbers each one has.
 
-    Matrices are packed in their storage type, vectors become float32. Raises CheckpointError, before anything is read
-    where the keys or shapes are wrong.
+    Matrices are packed in their storage type unless `precision` says otherwise, vectors become float32. Raises
+    CheckpointError, before anything is read where the keys or shapes are wrong.
     """
     check_keys(table, source, ignorable)
     parameters = Parameters({}, {})
     for parameter in table:
-        stacked = _read(parameter, source).to(device)
         if parameter.columns is None:
-            vector = stacked.float()
+            vector = _read(parameter, source).to(device).float()
             parameters.vectors[parameter.name] = vector + parameter.added if parameter.added else vector
         else:
-            parameters.matrices[parameter.name] = ops.pack(stacked)
-        progress(stacked.numel())
+            parameters.matrices[parameter.name] = _packed(parameter, source, ops, device, precision)
+        progress(parameter.rows * (parameter.columns or 1))
     return parameters

@@ -7,6 +7,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.json_file import read_json
 
@@ -90,6 +91,14 @@ class SafetensorsSource:
         if name not in _DTYPES:
             raise CheckpointError(f"{key} is stored as {name}; {', '.join(_DTYPES)} are supported")
         return _DTYPES[name]
+
+    def quantized(self, key: str) -> QuantizedFormat | None:
+        """As in TensorSource: these files hold numbers only."""
+        return None
+
+    def read_quantized(self, key: str) -> QuantizedMatrix:
+        """As in TensorSource; never called, since `quantized` names nothing."""
+        raise AssertionError(f"{key} holds no blocks of integers")
 
     def read_into(self, key: str, target: Tensor) -> None:
         """As in TensorSource."""

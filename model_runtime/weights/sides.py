@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.source import TensorSource
 from vision.weights import vision_key
@@ -50,6 +51,14 @@ class Renamed:
     def dtype(self, key: str) -> torch.dtype:
         """As in TensorSource."""
         return self._source.dtype(self._names[key])
+
+    def quantized(self, key: str) -> QuantizedFormat | None:
+        """As in TensorSource."""
+        return self._source.quantized(self._names[key])
+
+    def read_quantized(self, key: str) -> QuantizedMatrix:
+        """As in TensorSource."""
+        return self._source.read_quantized(self._names[key])
 
     def read_into(self, key: str, target: Tensor) -> None:
         """As in TensorSource."""

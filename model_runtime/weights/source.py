@@ -5,6 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
+
 
 class TensorSource(Protocol):
     """Tensors by their key in Hugging Face's naming. Keys that the format's table cannot translate appear as they are,
@@ -20,6 +22,14 @@ class TensorSource(Protocol):
 
     def dtype(self, key: str) -> torch.dtype:
         """What `read_into` fills: float32, float16 or bfloat16. Raises CheckpointError for another type."""
+        ...
+
+    def quantized(self, key: str) -> QuantizedFormat | None:
+        """The format of a matrix of integers that `read_quantized` can give; None for other tensors."""
+        ...
+
+    def read_quantized(self, key: str) -> QuantizedMatrix:
+        """A matrix of integers as it is stored; its bytes are not to be written to."""
         ...
 
     def read_into(self, key: str, target: Tensor) -> None:

@@ -30,6 +30,8 @@ class Parameter:
     """K, or None for a vector."""
     added: float = 0.0
     """Added to every number of a vector once it is float32."""
+    fewest_bits: int = 4
+    """Of the integers that `--quantization` may turn a matrix into."""
 
     @property
     def rows(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.ops import load_ops
+from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.load import load_parameters
 from model_runtime.weights.table import Parameter, Slot, linear_table
@@ -190,6 +191,12 @@ class CountingSource:
 
     def dtype(self, key: str) -> torch.dtype:
         return torch.float16 if key.startswith("half") else torch.bfloat16
+
+    def quantized(self, key: str) -> QuantizedFormat | None:
+        return None
+
+    def read_quantized(self, key: str) -> QuantizedMatrix:
+        raise AssertionError(key)
 
     def read_into(self, key: str, target: Tensor) -> None:
         assert target.shape == self.shapes[key]

@@ -1,0 +1,122 @@
+"""Matrices of integers: made, expanded, read from a file as they are, and what a model of them computes."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from model_runtime.checkpoint import LoadedModel, load_model
+from model_runtime.models.decoder import Decoder
+from model_runtime.ops import load_ops
+from model_runtime.quantized import QuantizedFormat, QuantizedMatrix, dequantize, quantize, quantize_rows, row_bytes
+from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.load import EXACT, Precision
+from tests.checkpoints import make_checkpoint, make_model
+from tests.model_runtime.op_cases import randn
+from tests.model_runtime.paged import DEVICE, PagedRun
+from tests.model_runtime.test_gguf import gguf_name, metadata, permuted
+from tests.model_runtime.test_gguf_file import finish
+
+MADE: list[QuantizedFormat] = ["int8", "q8_0", "q4_0"]
+STORED = {"q8_0": GGMLQuantizationType.Q8_0, "q4_0": GGMLQuantizationType.Q4_0, "q4_1": GGMLQuantizationType.Q4_1}
+
+
+def load(path: Path, precision: Precision, kernels: str = "reference") -> LoadedModel:
+    return load_model(path, load_ops(DEVICE, kernels), DEVICE, lambda fraction: None, precision=precision)
+
+
+def logits(decoder: Decoder) -> Tensor:
+    return PagedRun(decoder).step({0: list(range(3, 36))})[0]
+
+
+@pytest.mark.parametrize("quantized", MADE)
+def test_numbers_are_rounded_to_the_nearest_step(quantized: QuantizedFormat) -> None:
+    weight = randn(5, 96, seed=1)
+    weight[2] = 0
+    matrix = quantize(weight.bfloat16(), quantized)
+    assert matrix.data_NR.shape == (5, row_bytes(quantized, 96))
+    blocks = weight.bfloat16().float().view(5, -1, 96 if quantized == "int8" else 32)
+    steps = blocks.abs().amax(-1, keepdim=True) / (8 if quantized == "q4_0" else 127)
+    error = (dequantize(matrix).view(blocks.shape) - blocks).abs()
+    # 4 bits reach from -8 to 7: a number beyond 7.5 on the other side is a whole step off
+    assert (error <= steps * (1.0 if quantized == "q4_0" else 0.501) + 1e-3 * blocks.abs()).all()
+    assert not dequantize(matrix)[2].any()
+
+
+def test_rows_for_a_product() -> None:
+    x = torch.cat((randn(3, 64, seed=1), torch.zeros(1, 64), torch.full((1, 64), 1e-30)))
+    steps = x.view(5, 2, 32).abs().amax(-1, keepdim=True) / 127
+    assert ((quantize_rows(x).view(5, 2, 32) - x.view(5, 2, 32)).abs() <= 0.5001 * steps).all()
+    for broken in (torch.nan, torch.inf, -torch.inf):
+        x[1, 40] = broken
+        finite = quantize_rows(x).isfinite()
+        assert finite[1, :32].all() and not finite[1, 32:].all() and finite[[0, 2, 3, 4]].all()
+
+
+def write_quantized(path: Path, model: PreTrainedModel, kind: GGMLQuantizationType) -> None:
+    heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
+    writer = GGUFWriter(path, "llama")
+    metadata(writer, model)
+    for key, tensor in model.state_dict().items():
+        rows, projection = tensor.numpy(), key.split(".")[-2]
+        rows = np.ascontiguousarray(permuted(rows, heads[projection]) if projection in heads else rows)
+        if rows.ndim == 2:
+            writer.add_tensor(gguf_name(key), gguf.quants.quantize(rows, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(gguf_name(key), rows)
+    finish(writer)
+
+
+@pytest.mark.parametrize("quantized", STORED)
+def test_integers_of_a_gguf_file_are_kept(tmp_path: Path, quantized: str) -> None:
+    """Matrices hold the file's integers, and with float32 rows the model computes what its expanded copy computes."""
+    model = make_model("llama", {})
+    write_quantized(tmp_path / "m.gguf", model, STORED[quantized])
+    decoder = load(tmp_path / "m.gguf", EXACT).decoder
+    weight = decoder.layers[1].mlp.down.weight
+    expected = gguf.quants.quantize(model.model.layers[1].mlp.down_proj.weight.detach().numpy(), STORED[quantized])
+    assert weight.quantized == quantized
+    assert np.array_equal(weight.data.numpy(), expected.view(np.uint8))
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            raw = gguf.quants.quantize(parameter.detach().numpy(), STORED[quantized])
+            parameter.data = torch.from_numpy(gguf.quants.dequantize(raw, STORED[quantized]))
+    with torch.inference_mode():
+        reference = model(torch.tensor([list(range(3, 36))])).logits[0]
+    assert (logits(decoder) - reference).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_while_loading(tmp_path: Path, quantization: str) -> None:
+    make_checkpoint(tmp_path, "llama", {})
+    exact = load(tmp_path, EXACT)
+    how = Precision(quantization=quantization, int8_rows=False)  # type: ignore[arg-type]
+    small = load(tmp_path, how)
+    narrow = "int8" if quantization == "int8" else "q4_0"
+    assert small.decoder.layers[0].attention.qkv.weight.quantized == narrow
+    assert small.decoder.embedding.quantized == ("int8" if quantization == "int8" else "q8_0")
+    assert small.weight_bytes < exact.weight_bytes * (0.3 if quantization == "int8" else 0.25)
+    difference = (logits(small.decoder) - logits(exact.decoder)).norm() / logits(exact.decoder).norm()
+    assert 0 < difference < (0.02 if quantization == "int8" else 0.2)
+
+
+def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", {})
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 3] = 1e30
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"too large ones, in model\.layers\.0\.mlp\.gate_proj\.weight, "):
+        load(tmp_path, Precision(quantization="int4"))
+
+
+def test_bytes_must_fit() -> None:
+    with pytest.raises(AssertionError, match="do not fit"):
+        QuantizedMatrix(data_NR=torch.zeros(2, 35, dtype=torch.uint8), format="q8_0", num_columns=32)
+    with pytest.raises(AssertionError, match="not blocks of 32"):
+        row_bytes("q4_0", 40)
