@@ -20,9 +20,11 @@ from model_runtime.weights.gguf_file import read_gguf
 from model_runtime.weights.gguf_source import GgufSource
 from model_runtime.weights.json_file import read_json, read_json_if_any
 from model_runtime.weights.load import EXACT, Precision, load_parameters
+from model_runtime.weights.prepared import PreparedWeights
 from model_runtime.weights.safetensors_source import SafetensorsSource
 from model_runtime.weights.sides import split_sides
 from model_runtime.weights.source import TensorSource
+from model_runtime.weights.table import Parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,11 @@ def _open_folder(path: Path) -> _Opened:
     return _Opened(family=f"{family} ({config.family})", config=config, source=language, side=side)
 
 
+def _files(path: Path) -> list[Path]:
+    """What the weights depend on."""
+    return [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in (".safetensors", ".json")]
+
+
 def _ignorable(config: ModelConfig, key: str) -> bool:
     """Tensors that carry nothing: frequencies that the config determines, a copy of the tied embedding, and layers for
     drafts."""
@@ -94,8 +101,12 @@ class _Progress:
 
     def add(self, count: int) -> None:
         """So many more are read."""
-        self._done += count
-        self._tell(self._done / self._total)
+        self.reach(self._done + count)
+
+    def reach(self, done: int) -> None:
+        """So many are there."""
+        self._done = done
+        self._tell(done / self._total)
 
 
 def load_model(
@@ -105,21 +116,28 @@ def load_model(
     progress: Callable[[float], None],
     length: Callable[[ModelConfig, int], int] = _every_position,
     precision: Precision = EXACT,
+    cache: Path | None = None,
 ) -> LoadedModel:
     """Load a checkpoint. `progress` is told the finished share of the weights, 0 to 1. `length` is given the
     architecture and the bytes of the weights, and answers how many positions the decoder needs tables for.
-    `precision` is that of the decoder; the image side is always exact.
+    `precision` is that of the decoder; the image side is always exact. `cache` is a folder for prepared weights of the
+    decoder; only for weights in this machine's memory.
 
     Raises CheckpointError for a checkpoint that is missing, damaged, inconsistent or not supported.
     """
     opened = _open(path)
     config, table, side = opened.config, decoder_table(opened.config), opened.side
-    count = sum(parameter.rows * (parameter.columns or 1) for parameter in table)
-    count += 0 if side is None else side.num_parameters
+    decoder_count = sum(parameter.rows * (parameter.columns or 1) for parameter in table)
+    count = decoder_count + (0 if side is None else side.num_parameters)
     done = _Progress(progress, count)
-    parameters = load_parameters(
-        table, opened.source, ops, device, lambda key: _ignorable(config, key), done.add, precision
-    )
+
+    def load() -> Parameters:
+        return load_parameters(
+            table, opened.source, ops, device, lambda key: _ignorable(config, key), done.add, precision
+        )
+
+    parameters = load() if cache is None else PreparedWeights(cache, _files(path), table, precision).get(load)
+    done.reach(decoder_count)
     vision = None if side is None else load_image_side(side, ops, device, done.add)
     weight_bytes = parameters.num_bytes + (0 if vision is None else vision.weight_bytes)
     return LoadedModel(

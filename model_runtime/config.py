@@ -65,6 +65,13 @@ class RuntimeConfig:
             "llama.cpp does; float32: exact and slower"
         },
     )
+    prepare_weights: bool = field(
+        default=True,
+        metadata={
+            "help": "keep the packed weights in the cache folder (as large as the checkpoint; the last 4 are kept), so "
+            "that the next start only maps them and servers of the same model share them"
+        },
+    )
     threads: int = field(default=0, metadata={"help": "compute threads; 0: the cores this process may use"})
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from model_runtime.checkpoint import LoadedModel, load_model
-from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo
+from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo, cache_dir
 from model_runtime.host import available_memory, usable_cores
 from model_runtime.image_side import USUAL_SIDE
 from model_runtime.images import ImageStore
@@ -26,7 +26,7 @@ from model_runtime.memory import (
     size_pool,
     step_tokens,
 )
-from model_runtime.ops import describe, load_ops, set_threads
+from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.runner import Runner
 from model_runtime.weights.load import Precision
@@ -75,6 +75,7 @@ def load_runner(
         lambda fraction: progress("loading weights", fraction),
         lambda config, weight_bytes: _size(config, weight_bytes, runtime, scheduler, budget).max_model_len,
         Precision(quantization=runtime.quantization, int8_rows=runtime.activation_dtype == "auto"),
+        cache_dir() / "prepared" if runtime.prepare_weights and is_compiled(ops) else None,
     )
     info = _plan(model, ops, runtime, scheduler, budget)
     config = model.config

@@ -27,9 +27,14 @@ def load_ops(device: torch.device, kernels: str) -> Ops:
     return select(device.type)
 
 
+def is_compiled(ops: Ops) -> bool:
+    """Whether these are more than the reference."""
+    return ops != select("any")
+
+
 def describe(ops: Ops) -> str:
     """For people: which kernels compute."""
-    return "plain torch operations" if ops == select("any") else "compiled kernels"
+    return "compiled kernels" if is_compiled(ops) else "plain torch operations"
 
 
 def set_threads(count: int) -> None:

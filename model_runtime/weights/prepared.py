@@ -1,0 +1,210 @@
+"""Packed weights on disk: written when a checkpoint is first loaded, mapped ever after, so that a start reads and packs
+nothing and several servers of a model share its memory. Used by `checkpoint.py`, engine and worker processes.
+
+The name of a file is a digest of all that its content depends on: the checkpoint, how matrices are kept, the weight
+table, the code that packs. A file is written beside its place and moved there, so that it is there wholly or not at
+all, and a digest of its content (of evenly spaced parts of it, if it is large) is compared before it is used. One that
+fails is made again.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from model_runtime.ops.registry import PackedWeight
+from model_runtime.weights.load import Precision
+from model_runtime.weights.table import Parameter, Parameters
+
+logger = logging.getLogger(__name__)
+
+SMALLEST = 32 * 2**20
+"""Bytes of packed weights that are worth a file."""
+MAX_FILES = 4
+"""Files kept, the last used ones."""
+CHECKED_BYTES = 256 * 2**20
+"""Read of a file's data to compare its digest, or a little more."""
+SAMPLED_BYTES = 4 * 2**20
+"""Read of each file of a checkpoint to recognise it, beside its size and the time of its last change."""
+PIECE = 2**16
+ALIGNMENT = 4096
+CODE_FOLDER = Path(__file__).parent.parent
+DTYPES = {torch.uint8: "U8", torch.int8: "I8", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+class _Damaged(Exception):
+    """A file of the cache is not what its name promises."""
+
+
+class PreparedWeights:
+    """The place in the cache of one checkpoint's weights."""
+
+    def __init__(self, folder: Path, sources: Sequence[Path], table: list[Parameter], precision: Precision) -> None:
+        """`sources` are the files of the checkpoint."""
+        self._folder = folder
+        self.path = folder / f"weights-{_key(sources, table, precision)}.bin"
+
+    def get(self, make: Callable[[], Parameters]) -> Parameters:
+        """The mapped weights, or what `make` makes, which is then written and mapped. A disk that fails or is full
+        costs a warning."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = (self._folder / "lock").open("w")
+        except OSError as error:
+            logger.warning("prepared weights cannot be kept in %s: %s", self._folder, error)
+            return make()
+        with lock:  # of several servers that start at once, one makes the file and the others wait
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return self._read() or self._keep(make())
+
+    def _keep(self, made: Parameters) -> Parameters:
+        if made.num_bytes < SMALLEST:
+            return made
+        try:
+            if (free := shutil.disk_usage(self._folder).free) < 2 * made.num_bytes:
+                raise OSError(f"only {free >> 20} MiB are free")
+            self._write(made)
+            return self._read() or made
+        except OSError as error:
+            logger.warning("prepared weights are not kept in %s: %s", self._folder, error)
+            return made
+
+    def _read(self) -> Parameters | None:
+        if not self.path.exists():
+            return None
+        try:
+            found = _map(self.path)
+        except _Damaged as error:
+            logger.warning("%s is damaged (%s) and is made again", self.path, error)
+            return None
+        os.utime(self.path)
+        return found
+
+    def _write(self, parameters: Parameters) -> None:
+        with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+            try:
+                _write_file(file, parameters)
+                Path(file.name).replace(self.path)
+            except BaseException:
+                Path(file.name).unlink()
+                raise
+        by_use = sorted(self._folder.glob("weights-*.bin"), key=lambda path: path.stat().st_mtime)
+        for path in by_use[:-MAX_FILES]:
+            path.unlink()
+
+
+def _key(sources: Sequence[Path], table: list[Parameter], precision: Precision) -> str:
+    """Of a checkpoint's files, what is made of them, and the code that makes it."""
+    digest = hashlib.sha256()
+    for path in sorted(sources):
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+        with path.open("rb") as file:
+            _digest_parts(file, 0, status.st_size, SAMPLED_BYTES, digest)
+    digest.update(json.dumps([asdict(parameter) for parameter in table]).encode())
+    digest.update(json.dumps(asdict(precision)).encode())
+    digest.update(torch.__version__.encode())
+    for path in sorted(p for p in CODE_FOLDER.rglob("*") if p.suffix in (".py", ".cpp", ".h")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _digest_parts(file: IO[bytes], start: int, end: int, limit: int, digest: "hashlib._Hash") -> None:
+    """Add the bytes from start to end, or about `limit` of them in evenly spaced pieces."""
+    step = PIECE * max(1, -(-(end - start) // limit))
+    for offset in range(start, end, step):
+        file.seek(offset)
+        digest.update(file.read(min(PIECE, end - offset)))
+
+
+def _tensors(parameters: Parameters) -> dict[str, Tensor]:
+    return {name: matrix.data for name, matrix in parameters.matrices.items()} | parameters.vectors
+
+
+def _header(parameters: Parameters) -> dict[str, list[object]]:
+    """By name: dtype, shape and offset of a tensor, and of a packed matrix rows, columns, integer format, int8_rows."""
+    header: dict[str, list[object]] = {}
+    offset = 0
+    for name, tensor in _tensors(parameters).items():
+        header[name] = [DTYPES[tensor.dtype], list(tensor.shape), offset]
+        if (matrix := parameters.matrices.get(name)) is not None:
+            header[name] += [matrix.num_rows, matrix.num_columns, matrix.quantized, matrix.int8_rows]
+        offset += _padded(tensor.nbytes)
+    return header
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _write_file(file: IO[bytes], parameters: Parameters) -> None:
+    """Length of the header, header, tensors each from a page of its own on, digest."""
+    header = json.dumps(_header(parameters)).encode()
+    file.write(struct.pack("<Q", len(header)) + header)
+    for tensor in _tensors(parameters).values():
+        file.seek(_padded(file.tell()))
+        file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    end = _padded(file.tell())
+    file.truncate(end)
+    file.flush()
+    with Path(file.name).open("rb") as written:
+        digest = _digest(written, 8 + len(header), end)
+    file.seek(end)
+    file.write(digest)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _digest(file: IO[bytes], header_end: int, end: int) -> bytes:
+    """Of the header, and of the rest or parts of it."""
+    digest = hashlib.sha256()
+    _digest_parts(file, 0, header_end, header_end, digest)
+    _digest_parts(file, header_end, end, CHECKED_BYTES, digest)
+    return digest.digest()
+
+
+def _checked_header(path: Path) -> tuple[dict[str, list[Any]], int]:
+    """The header and where it ends. Raises _Damaged."""
+    size = path.stat().st_size
+    end = size - hashlib.sha256().digest_size
+    with path.open("rb") as file:
+        if end < ALIGNMENT or end % ALIGNMENT:
+            raise _Damaged(f"{size} bytes are not whole pages and a digest")
+        header_end = 8 + struct.unpack("<Q", file.read(8))[0]
+        file.seek(end)
+        if header_end > end or file.read() != _digest(file, header_end, end):
+            raise _Damaged("its digest differs")
+        file.seek(8)
+        return json.loads(file.read(header_end - 8)), header_end
+
+
+def _map(path: Path) -> Parameters:
+    """Tensors in the mapped file. Raises _Damaged."""
+    header, header_end = _checked_header(path)
+    size = path.stat().st_size
+    data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[_padded(header_end) :]
+    dtypes = {name: dtype for dtype, name in DTYPES.items()}
+    parameters = Parameters({}, {})
+    for name, (dtype, shape, offset, *packed) in header.items():
+        count = math.prod(shape) * dtypes[dtype].itemsize
+        tensor = data[offset : offset + count].view(dtypes[dtype]).view(shape)
+        if packed:
+            rows, columns, quantized, int8_rows = packed
+            parameters.matrices[name] = PackedWeight(
+                data=tensor, num_rows=rows, num_columns=columns, quantized=quantized, int8_rows=int8_rows
+            )
+        else:
+            parameters.vectors[name] = tensor
+    return parameters
