@@ -21,6 +21,7 @@ def cache_dir() -> Path:
 
 
 Quantization = Literal["none", "int8", "int4"]
+KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
 MAX_THREADS = 1024
 """More than any machine has cores; far more end the engine, since the system refuses to make them."""
@@ -46,6 +47,13 @@ class RuntimeConfig:
     )
     num_kv_blocks: int = field(
         default=0, metadata={"help": "KV blocks in the pool; 0: as many as the memory budget and max-num-seqs can use"}
+    )
+    kv_cache_dtype: KVCacheDtype = field(
+        default="auto",
+        metadata={
+            "help": "how keys and values are stored; auto: float32; int8: with a scale for each token and head, "
+            "a quarter of the memory"
+        },
     )
     kernels: Literal["auto", "reference"] = field(
         default="auto",

@@ -14,7 +14,7 @@ from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo, cache_
 from model_runtime.host import available_memory, usable_cores
 from model_runtime.image_side import USUAL_SIDE
 from model_runtime.images import ImageStore
-from model_runtime.kv_store import allocate, bytes_per_block
+from model_runtime.kv_store import STORAGE_TYPES, allocate, bytes_per_block
 from model_runtime.memory import (
     FLOAT_BYTES,
     ImageMemory,
@@ -32,8 +32,6 @@ from model_runtime.runner import Runner
 from model_runtime.weights.load import Precision
 from scheduler.config import SchedulerConfig
 from scheduler.plan import StepPlan, StepResult
-
-KV_DTYPE = torch.float32
 
 
 class Executor:
@@ -85,7 +83,7 @@ def load_runner(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         block_size=info.block_size,
-        dtype=KV_DTYPE,
+        dtype=STORAGE_TYPES[runtime.kv_cache_dtype],
         device=device,
     )
     vision = model.vision
@@ -93,8 +91,9 @@ def load_runner(
     return Runner(model.decoder, kv, info.block_size, device, images, config.bidirectional_images), info
 
 
-def _block_bytes(config: ModelConfig, block_size: int) -> int:
-    return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, KV_DTYPE)
+def _block_bytes(config: ModelConfig, runtime: RuntimeConfig, block_size: int) -> int:
+    dtype = STORAGE_TYPES[runtime.kv_cache_dtype]
+    return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
 
 
 def _size(
@@ -112,7 +111,7 @@ def _size(
         scheduler,
         budget=budget,
         weight_bytes=weight_bytes,
-        block_bytes=_block_bytes(config, scheduler.block_size),
+        block_bytes=_block_bytes(config, runtime, scheduler.block_size),
         position_bytes=rope_bytes(config),
         images=images,
     )
@@ -127,7 +126,7 @@ def _check_image_cache(given: int, needed: int) -> None:
 
 
 def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> RuntimeInfo:
-    config = model.config
+    config, kv_type = model.config, str(STORAGE_TYPES[runtime.kv_cache_dtype]).removeprefix("torch.")
     bytes_per_embedding = FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack)
     images, largest = None, 0
     if model.vision is not None:
@@ -143,11 +142,11 @@ def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: Sched
         num_blocks=pool.num_blocks,
         block_size=scheduler.block_size,
         weight_bytes=model.weight_bytes,
-        kv_bytes=pool.num_blocks * _block_bytes(config, scheduler.block_size),
+        kv_bytes=pool.num_blocks * _block_bytes(config, runtime, scheduler.block_size),
         max_num_batched_tokens=step_tokens(config, scheduler),
         bytes_per_embedding=0 if images is None else bytes_per_embedding,
         max_image_pixels=largest,
         encoder_cache_bytes=0 if images is None else images.cache,
         whole_span=config.image_span,
-        description=f"{model.description}, {describe(ops)}",
+        description=f"{model.description}, KV cache in {kv_type}, {describe(ops)}",
     )

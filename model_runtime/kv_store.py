@@ -1,12 +1,30 @@
-"""The paged KV cache: one pair of tensors a layer. Owned by the runner, engine and worker processes.
+"""The paged KV cache: its tensors, one group a layer, and how numbers are stored in them. Owned by the runner, engine
+and worker processes.
 
 Which block belongs to whom is the scheduler's business; this file only holds the memory.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
+
+from model_runtime.config import KVCacheDtype
+
+STORAGE_TYPES: Mapping[KVCacheDtype, torch.dtype] = MappingProxyType(
+    {
+        "auto": torch.float32,
+        "float32": torch.float32,
+        "float16": torch.float16,
+        "bfloat16": torch.bfloat16,
+        "int8": torch.int8,
+    }
+)
+"""What `RuntimeConfig.kv_cache_dtype` stands for."""
+LARGEST = 127
+"""Of the integers that int8 keys and values are stored as; -128 is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +37,15 @@ class KVLayer:
 
     key_NHDB: Tensor
     value_NHBD: Tensor
+    scales_NH2B: Tensor | None = None
+    """float32, only with int8: what the integers of a head's key, and of its value, are multiples of."""
 
 
 def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
-    """Memory of one block over all layers: 2 (key, value) x layers x heads x channels x tokens x bytes of a number."""
-    return 2 * num_layers * num_kv_heads * head_dim * block_size * dtype.itemsize
+    """Memory of one block over all layers: 2 (key, value) x layers x heads x tokens x (channels x bytes of a number,
+    and with int8 a float32 scale)."""
+    scale = torch.float32.itemsize if dtype == torch.int8 else 0
+    return 2 * num_layers * num_kv_heads * block_size * (head_dim * dtype.itemsize + scale)
 
 
 def allocate(
@@ -37,11 +59,21 @@ def allocate(
     device: torch.device,
 ) -> list[KVLayer]:
     """Reserve the pool. On CPU the pages are touched only when first written, so an idle pool costs no memory."""
-    shape_key = (num_blocks, num_kv_heads, head_dim, block_size)
-    shape_value = (num_blocks, num_kv_heads, block_size, head_dim)
-    return [
-        KVLayer(
-            torch.empty(shape_key, dtype=dtype, device=device), torch.empty(shape_value, dtype=dtype, device=device)
-        )
-        for _ in range(num_layers)
-    ]
+    heads = (num_blocks, num_kv_heads)
+
+    def layer() -> KVLayer:
+        key_NHDB = torch.empty(*heads, head_dim, block_size, dtype=dtype, device=device)
+        value_NHBD = torch.empty(*heads, block_size, head_dim, dtype=dtype, device=device)
+        scales_NH2B = torch.empty(*heads, 2, block_size, device=device) if dtype == torch.int8 else None
+        return KVLayer(key_NHDB, value_NHBD, scales_NH2B)
+
+    return [layer() for _ in range(num_layers)]
+
+
+def quantise(head_D: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [..., D] and float32 [...]: each head as multiples, rounded to nearest even, of its scale max|x| / 127.
+
+    A head that is not finite gets a scale that is not, so that it shows in whatever attends to it."""
+    scale = head_D.float().abs().amax(dim=-1) / LARGEST
+    multiples_D = (head_D.float() / scale[..., None]).nan_to_num(0.0)  # 0 / 0 in a head of zeros
+    return multiples_D.round().clamp(-LARGEST, LARGEST).to(torch.int8), scale

@@ -25,6 +25,7 @@ from server.images import ImagePipeline
 from server.prompt.build import PromptBuilder
 from server.prompt.image_source import load_tokenizer_for, read_images
 from server.prompt.images import ChatPrompt
+from tests.model_runtime.op_cases import fill_with_nan
 from vision.limits import ImageLimits
 
 MAX_STEPS = 5_000
@@ -135,9 +136,7 @@ class Engine:
         )
         self._executor = load_executor(model, runtime, config, lambda stage, fraction: None)
         runner = self._executor._runner
-        for layer in runner._kv:
-            layer.key_NHDB.fill_(float("nan"))
-            layer.value_NHBD.fill_(float("nan"))
+        fill_with_nan(runner._kv)
         self._recorder = runner._model = _Recorder(runner._model)
         self.scheduler = make_scheduler(config, self._executor.info)
         self.largest_batch = 0

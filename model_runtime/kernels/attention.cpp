@@ -27,8 +27,27 @@ void merge_row(const State& total, const State& part, int64_t row, int64_t D) {
     for (int64_t d = 0; d < D; d++) out[d] = fused(more[d], add, out[d] * keep);
 }
 
+// The item's rows over one tile: read in place, or expanded to float32 first if it lies in pieces or has many readers.
+template <class T>
+void attend_keys(const Problem& p, const Item& item, int64_t start, const Scratch& scratch, const State& state) {
+    constexpr bool SCALED = std::is_same<T, int8_t>(), PLAIN = std::is_same<T, float>();
+    const Viewers viewers(p, item, start);
+    if (viewers.from == viewers.to) return;
+    if (SCALED) load_scales(p, item, start, viewers.last, scratch);
+    const int64_t rows = (viewers.to - viewers.from) * (p.H / p.G);
+    if (p.B >= PANEL && (PLAIN || (rows < EXPAND_ROWS && p.D % 8 == 0))) {
+        const Tile<T> tile = tile_in_place<T>(p, item, start, (viewers.last - start) / PANEL + 1);
+        attend_tile<SCALED>(p, item, start, viewers, tile, scratch, state);
+    } else {
+        const Tile<float> tile = expanded_tile<T>(p, item, start, viewers.last, scratch);
+        attend_tile<SCALED>(p, item, start, viewers, tile, scratch, state);
+    }
+}
+
 // The item's rows over one segment.
-void attend_segment(const Problem& p, const Item& item, int64_t segment, Scratch& scratch, const State& state) {
+template <class T>
+void attend_segment(const Problem& p, const Item& item, int64_t segment, const Scratch& scratch,
+                    const State& state) {
     const int64_t group_size = p.H / p.G, rows = item.num_queries * group_size;
     for (int64_t row = 0; row < rows; row++) {
         const int64_t token = item.token + row / group_size;
@@ -37,7 +56,7 @@ void attend_segment(const Problem& p, const Item& item, int64_t segment, Scratch
     }
     clear(state, rows, p.D);
     for (int64_t start = segment * SEGMENT; start < (segment + 1) * SEGMENT; start += TILE)
-        attend_tile(p, item, start, scratch, state);
+        attend_keys<T>(p, item, start, scratch, state);
 }
 
 // Fold a segment into the total of those rows that see it.
@@ -79,13 +98,13 @@ std::vector<Item> make_items(const Problem& p) {
 }
 
 // Every item by one thread, its segments in order.
-void attend_items(const Problem& p, const std::vector<Item>& items, int64_t rows) {
+template <class T> void attend_items(const Problem& p, const std::vector<Item>& items, int64_t rows) {
     pool::parallel(int64_t(items.size()), [&](int64_t chunk) {
         const Item& item = items[items.size() - 1 - chunk];  // later queries see more keys: begin with them
         Scratch scratch(rows, p.D);
         clear(scratch.total, item.num_queries * (p.H / p.G), p.D);
         for (int64_t segment = item.segment; segment < item.segment_end; segment++) {
-            attend_segment(p, item, segment, scratch, scratch.segment);
+            attend_segment<T>(p, item, segment, scratch, scratch.segment);
             merge_segment(p, item, segment, scratch.total, scratch.segment);
         }
         write_out(p, item, scratch.total);
@@ -93,7 +112,7 @@ void attend_items(const Problem& p, const std::vector<Item>& items, int64_t rows
 }
 
 // The segments of each item by different threads, then merged in order.
-void attend_segments(const Problem& p, const std::vector<Item>& items, int64_t rows) {
+template <class T> void attend_segments(const Problem& p, const std::vector<Item>& items, int64_t rows) {
     std::vector<std::pair<const Item*, int64_t>> parts;
     std::vector<int64_t> first_part;
     for (const Item& item : items) {
@@ -108,7 +127,7 @@ void attend_segments(const Problem& p, const std::vector<Item>& items, int64_t r
     };
     pool::parallel(int64_t(parts.size()), [&](int64_t part) {
         Scratch scratch(rows, p.D);
-        attend_segment(p, *parts[part].first, parts[part].second, scratch, state_of(part));
+        attend_segment<T>(p, *parts[part].first, parts[part].second, scratch, state_of(part));
     });
     for (size_t i = 0; i < items.size(); i++) {
         const Item& item = items[i];
@@ -134,22 +153,7 @@ bool within(const Problem& p) {
 
 bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, float scale,
                      int64_t window, float* out) {
-    const Problem p{qkv,
-                    kv.key,
-                    kv.value,
-                    out,
-                    batch.query_starts,
-                    batch.kv_lens,
-                    batch.block_tables,
-                    batch.table_starts,
-                    batch.visible_ends,
-                    batch.S,
-                    heads.H,
-                    heads.G,
-                    heads.D,
-                    batch.B,
-                    window,
-                    scale};
+    const Problem p{qkv, kv, batch, heads, window, scale, out};
     if (!within(p)) return false;
     const std::vector<Item> items = make_items(p);
     int64_t rows = 0, segments = 0;
@@ -158,19 +162,22 @@ bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch
         segments += item.segment_end - item.segment;
     }
     const int64_t count = int64_t(items.size());
-    if (count < 4 * pool::threads() && segments > count && pool::threads() > 1)
-        attend_segments(p, items, rows);
-    else
-        attend_items(p, items, rows);
+    with_storage(kv.storage, [&](auto number) {
+        if (count < 4 * pool::threads() && segments > count && pool::threads() > 1)
+            attend_segments<decltype(number)>(p, items, rows);
+        else
+            attend_items<decltype(number)>(p, items, rows);
+    });
     return true;
 }
 
-// `visible_ends` may be null. Returns 1, having done nothing, if it names a key that does not exist.
-extern "C" int64_t fl_paged_attention(const float* qkv, const float* key, const float* value, float* out,
-                                      const int32_t* query_starts, const int32_t* kv_lens, const int32_t* tables,
-                                      const int32_t* table_starts, const int32_t* visible_ends, int64_t S, int64_t H,
-                                      int64_t G, int64_t D, int64_t B, float scale, int64_t window) {
+// `scales` is null unless the cache is int8, `visible_ends` may be null. Returns 1, having done nothing, if `visible_ends`
+// names a key that does not exist.
+extern "C" int64_t fl_paged_attention(const float* qkv, void* key, void* value, float* scales, int64_t storage,
+                                      float* out, const int32_t* query_starts, const int32_t* kv_lens,
+                                      const int32_t* tables, const int32_t* table_starts, const int32_t* visible_ends,
+                                      int64_t S, int64_t H, int64_t G, int64_t D, int64_t B, float scale,
+                                      int64_t window) {
     const StepBatch batch{query_starts, kv_lens, tables, table_starts, nullptr, nullptr, visible_ends, 0, S, B};
-    const KVLayer kv{const_cast<float*>(key), const_cast<float*>(value), 0};
-    return !paged_attention(qkv, kv, batch, {H, G, D}, scale, window, out);
+    return !paged_attention(qkv, {key, value, scales, storage, 0}, batch, {H, G, D}, scale, window, out);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kv.h"
 #include "layer_ops.h"
 #include "pool.h"
 #include "vec.h"
@@ -98,6 +99,21 @@ INLINE void rotate(float* first, float* second, int64_t step, const float* cos, 
     }
 }
 
+// Keys [G][D], then values, to their slot.
+void store_token(const KVLayer& kv, const float* keys, int64_t slot, int64_t G, int64_t D, int64_t B) {
+    const int64_t block = slot / B, offset = slot % B;
+    with_storage(kv.storage, [=](auto number) {
+        typedef decltype(number) T;
+        for (int64_t g = 0; g < G; g++) {
+            const int64_t head = block * G + g;
+            float* scales[2] = {};
+            if (kv.scales) scales[0] = kv.scales + head * 2 * B + offset, scales[1] = scales[0] + B;
+            store_head(keys + g * D, D, static_cast<T*>(kv.key) + head * D * B + offset, B, scales[0]);
+            store_head(keys + (G + g) * D, D, static_cast<T*>(kv.value) + (head * B + offset) * D, 1, scales[1]);
+        }
+    });
+}
+
 template <class T> void embedding(const int32_t* ids, const T* table, int64_t num_ids, int64_t K, float* y) {
     for_rows(num_ids, num_ids * K, [=](int64_t t) {
         const T* row = table + ids[t] / PANEL * PANEL * K + ids[t] % PANEL;
@@ -120,20 +136,14 @@ bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const 
     if (!within(batch.rope_rows, batch.T, rope.P)) return false;
     for (int64_t t = 0; t < batch.T; t++)
         if (batch.slots[t] < 0 || batch.slots[t] >= kv.num_slots) return false;
-    for_rows(batch.T, batch.T * (H + G) * D, [=, H = H, G = G, D = D](int64_t t) {
+    for_rows(batch.T, batch.T * (H + 2 * G) * D, [=, H = H, G = G, D = D](int64_t t) {
         float* row = qkv + t * (H + 2 * G) * D;
         const float *c = rope.cos + batch.rope_rows[t] * half, *s = rope.sin + batch.rope_rows[t] * half;
         for (int64_t h = 0; h < H + G; h++) {
             float* head = row + h * D;
             rope.interleaved ? rotate(head, head + 1, 2, c, s, half) : rotate(head, head + half, 1, c, s, half);
         }
-        const int64_t block = batch.slots[t] / B, offset = batch.slots[t] % B;
-        for (int64_t g = 0; g < G; g++) {
-            const float *k = row + (H + g) * D, *v = row + (H + G + g) * D;
-            float* key_head = kv.key + (block * G + g) * D * B + offset;
-            for (int64_t d = 0; d < D; d++) key_head[d * B] = k[d];
-            std::copy_n(v, D, kv.value + ((block * G + g) * B + offset) * D);
-        }
+        store_token(kv, row + H * D, batch.slots[t], G, D, B);
     });
     return true;
 }
@@ -177,9 +187,10 @@ void fl_activate(const float* x, int64_t kind, int64_t count, float* y) {
 }
 
 int64_t fl_rope_and_cache(float* qkv, const float* cos, const float* sin, int64_t P, int64_t R, int64_t interleaved,
-                          const int32_t* positions, const int64_t* slots, float* key, float* value, int64_t num_slots,
-                          int64_t T, int64_t H, int64_t G, int64_t D, int64_t B) {
+                          const int32_t* positions, const int64_t* slots, void* key, void* value, float* scales,
+                          int64_t storage, int64_t num_slots, int64_t T, int64_t H, int64_t G, int64_t D, int64_t B) {
     const StepBatch batch{nullptr, nullptr, nullptr, nullptr, positions, slots, nullptr, T, 0, B};
-    return !rope_and_cache(qkv, {cos, sin, P, R, interleaved}, batch, {key, value, num_slots}, {H, G, D});
+    const KVLayer kv{key, value, scales, storage, num_slots};
+    return !rope_and_cache(qkv, {cos, sin, P, R, interleaved}, batch, kv, {H, G, D});
 }
 }

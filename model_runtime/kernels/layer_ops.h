@@ -23,10 +23,12 @@ struct StepBatch {
     int64_t T, S, B;
 };
 
-// One layer's cache: keys [blocks][G][D][B], values [blocks][G][B][D].
+// One layer's cache: keys [blocks][G][D][B], values [blocks][G][B][D]; storage is 0 float32, 1 bfloat16, 2 float16, 3 int8,
+// as in `ops/cpu.py`. int8 has scales [blocks][G][2][B], of keys and then of values; the others have null.
 struct KVLayer {
-    float *key, *value;
-    int64_t num_slots;
+    void *key, *value;
+    float* scales;
+    int64_t storage, num_slots;
 };
 
 // Rotate queries and keys of qkv [T][(H + 2 G) D] in place, and write keys and values to the batch's slots.

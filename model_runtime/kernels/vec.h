@@ -18,6 +18,14 @@
 typedef float v8 __attribute__((vector_size(32)));
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i8 __attribute__((vector_size(32)));
+typedef int32_t i16 __attribute__((vector_size(64)));
+
+// The widest vector with its own instructions here.
+#ifdef __AVX512F__
+typedef v16 vec;
+#else
+typedef v8 vec;
+#endif
 
 #define INLINE inline __attribute__((always_inline))
 
@@ -32,10 +40,14 @@ struct fp16 {
 
 template <class V> struct Lanes;
 template <> struct Lanes<v8> {
+    typedef i8 i32;
+    typedef int8_t s8 __attribute__((vector_size(8)));
     typedef uint16_t u16 __attribute__((vector_size(16)));
     typedef uint32_t u32 __attribute__((vector_size(32)));
 };
 template <> struct Lanes<v16> {
+    typedef i16 i32;
+    typedef int8_t s8 __attribute__((vector_size(16)));
     typedef uint16_t u16 __attribute__((vector_size(32)));
     typedef uint32_t u32 __attribute__((vector_size(64)));
 };
@@ -113,37 +125,66 @@ template <class V> INLINE V load(const fp16* p) {
     return bit_copy<V>(bit_copy<U>(scaled) | special | (bits & 0x8000) << 16);
 }
 
+template <class V> INLINE V load(const int8_t* p) {
+    typename Lanes<V>::s8 bytes;
+    memcpy(&bytes, p, sizeof(bytes));
+#ifdef __AVX512F__
+    if constexpr (sizeof(V) == 64)
+        return bit_copy<V>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bit_copy<__m128i>(bytes))));
+#endif
+#ifdef __AVX2__
+    if constexpr (sizeof(V) == 32)
+        return bit_copy<V>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bit_copy<int64_t>(bytes)))));
+#endif
+    return __builtin_convertvector(bytes, V);
+}
+
 template <class V> INLINE void store(float* p, V v) { memcpy(p, &v, sizeof(v)); }
 
-INLINE v8 select(i8 mask, v8 yes, v8 no) { return bit_copy<v8>((mask & bit_copy<i8>(yes)) | (~mask & bit_copy<i8>(no))); }
+template <class V> INLINE V select(typename Lanes<V>::i32 mask, V yes, V no) { return mask ? yes : no; }
 
 // Sums and maxima over lanes in a fixed order.
 INLINE float lane_sum(v8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 
 INLINE float lane_max(v8 v) {
-    float best = v[0];
-    for (int i = 1; i < 8; i++) best = v[i] > best ? v[i] : best;
-    return best;
+    const auto larger = [](float a, float b) { return b > a ? b : a; };
+    return larger(larger(larger(v[0], v[4]), larger(v[2], v[6])), larger(larger(v[1], v[5]), larger(v[3], v[7])));
 }
+
+#ifdef __AVX512F__
+struct Pair {
+    v8 low, high;
+};
+INLINE float lane_sum(v16 v) {
+    const Pair halves = bit_copy<Pair>(v);
+    return lane_sum(halves.low + halves.high);
+}
+INLINE float lane_max(v16 v) {
+    const Pair halves = bit_copy<Pair>(v);
+    return lane_max(select(halves.high > halves.low, halves.high, halves.low));
+}
+#endif
 
 // e^x within 2 ulp; clamped to [e^-87.33, e^88.37]; NaN stays NaN; exactly 1 at 0. Range reduction by ln 2 in two parts
 // and the degree-7 polynomial of Cephes' expf.
-INLINE v8 exp_v8(v8 x) {
-    const v8 low = splat<v8>(-87.33f), high = splat<v8>(88.37f);
+template <class V> INLINE V exp_lanes(V x) {
+    typedef typename Lanes<V>::i32 I;
+    const V low = splat<V>(-87.33f), high = splat<V>(88.37f);
     x = select(x < low, low, x);
     x = select(x > high, high, x);
-    const v8 magic = splat<v8>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
-    const v8 shifted = fused(x, splat<v8>(1.44269504088896341f), magic), n = shifted - magic;
-    const v8 r = fused(n, splat<v8>(2.12194440e-4f), fused(n, splat<v8>(-0.693359375f), x));
-    v8 p = splat<v8>(1.9875691500e-4f);
+    const V magic = splat<V>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+    const V shifted = fused(x, splat<V>(1.44269504088896341f), magic), n = shifted - magic;
+    const V r = fused(n, splat<V>(2.12194440e-4f), fused(n, splat<V>(-0.693359375f), x));
+    V p = splat<V>(1.9875691500e-4f);
     for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-        p = fused(p, r, splat<v8>(c));
-    const v8 y = fused(p, r * r, r) + 1.0f;
-    const i8 exponent = (bit_copy<i8>(shifted) - 0x4b400000 + 127) << 23;
-    return y * bit_copy<v8>(exponent);
+        p = fused(p, r, splat<V>(c));
+    const V y = fused(p, r * r, r) + 1.0f;
+    const I exponent = (bit_copy<I>(shifted) - 0x4b400000 + 127) << 23;
+    return y * bit_copy<V>(exponent);
 }
 
-INLINE float exp_scalar(float x) { return exp_v8(splat<v8>(x))[0]; }
+INLINE v8 exp_v8(v8 x) { return exp_lanes(x); }
+INLINE float exp_scalar(float x) { return exp_lanes(splat<v8>(x))[0]; }
 
 // acc[MR][NV] += a[MR][k] * b[k][NV vectors], one fused multiply-add after the other in the order of k.
 template <class V, int MR, int NV, class T>

@@ -1,5 +1,5 @@
-"""Operations on CPU in compiled code: float32 activations, weights in float32, bfloat16 or float16, float32 KV cache.
-Registered for 'cpu'; called by models through `Ops`. Engine and worker processes.
+"""Operations on CPU in compiled code: float32 activations, weights in float32, bfloat16 or float16, KV cache in
+float32, bfloat16, float16 or int8. Registered for 'cpu'; called by models through `Ops`. Engine and worker processes.
 
 Every result is batch invariant: the number for a row does not depend on the other rows, on how a prompt was cut into
 steps, or on the number of threads. Shapes and types are asserted; numbers from the batch that index memory are checked
@@ -23,6 +23,8 @@ PANEL = 16
 """Output features of a packed panel."""
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How the kernels number the storage types."""
+KV_STORAGE = {**STORAGE, torch.int8: 3}
+"""The same for the KV cache."""
 ACTIVATIONS: Mapping[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "silu": 3}
 """How the kernels number the functions."""
 
@@ -142,9 +144,8 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
         rope.interleaved,
         batch.rope_rows_T.data_ptr(),
         batch.slots_T.data_ptr(),
-        kv.key_NHDB.data_ptr(),
-        kv.value_NHBD.data_ptr(),
-        _num_slots(kv, batch, shape),
+        *_kv_arguments(kv, batch, shape),
+        kv.key_NHDB.shape[0] * batch.block_size,
         qkv_TE.shape[0],
         shape.num_heads,
         shape.num_kv_heads,
@@ -159,12 +160,10 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
     """[T, H D]: softmax attention through the block table."""
     _assert_plain(qkv_TE)
     _assert_heads(qkv_TE, shape)
-    _num_slots(kv, batch, shape)
     out_TC = torch.empty(qkv_TE.shape[0], shape.num_heads * shape.head_dim)
     failed = library().paged_attention(
         qkv_TE.data_ptr(),
-        kv.key_NHDB.data_ptr(),
-        kv.value_NHBD.data_ptr(),
+        *_kv_arguments(kv, batch, shape),
         out_TC.data_ptr(),
         batch.query_starts_S1.data_ptr(),
         batch.kv_lens_S.data_ptr(),
@@ -218,10 +217,18 @@ def _assert_heads(qkv_TE: Tensor, shape: HeadShape) -> None:
     assert qkv_TE.shape[1] == width, f"qkv has {qkv_TE.shape[1]} columns, the heads need {width}"
 
 
-def _num_slots(kv: KVLayer, batch: Batch, shape: HeadShape) -> int:
-    """Token slots of the cache, whose layout must be that of the batch and the heads."""
-    _assert_plain(kv.key_NHDB, kv.value_NHBD)
-    num_blocks = kv.key_NHDB.shape[0]
-    expected = (num_blocks, shape.num_kv_heads, shape.head_dim, batch.block_size)
+def _kv_arguments(kv: KVLayer, batch: Batch, shape: HeadShape) -> tuple[int, int, int, int]:
+    """Keys, values, scales and how they are stored, for a kernel. Their layout must be that of the batch and heads."""
+    heads = (kv.key_NHDB.shape[0], shape.num_kv_heads)
+    expected = (*heads, shape.head_dim, batch.block_size)
     assert kv.key_NHDB.shape == expected, f"keys are {tuple(kv.key_NHDB.shape)}, expected {expected}"
-    return num_blocks * batch.block_size
+    dtype = kv.key_NHDB.dtype
+    assert dtype in KV_STORAGE and kv.value_NHBD.dtype == dtype, f"no kernel for a KV cache of {dtype}"
+    assert kv.key_NHDB.is_contiguous() and kv.value_NHBD.is_contiguous(), "expected a contiguous tensor"
+    assert (kv.scales_NH2B is not None) == (dtype == torch.int8), "scales belong to int8"
+    scales = 0
+    if kv.scales_NH2B is not None:
+        _assert_plain(kv.scales_NH2B)
+        assert kv.scales_NH2B.shape == (*heads, 2, batch.block_size), "scales are not those of the keys and values"
+        scales = kv.scales_NH2B.data_ptr()
+    return kv.key_NHDB.data_ptr(), kv.value_NHBD.data_ptr(), scales, KV_STORAGE[dtype]

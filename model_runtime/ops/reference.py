@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch
-from model_runtime.kv_store import KVLayer
+from model_runtime.kv_store import KVLayer, quantise
 from model_runtime.ops.registry import Activation, HeadShape, PackedWeight, RopeTable, register
 from model_runtime.quantized import QuantizedMatrix, dequantize, quantize_rows
 
@@ -89,6 +89,9 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
     for heads in (query_THD, key_TGD):
         _rotate(heads, cos_T1R2, sin_T1R2, rope.interleaved)
     block_T, offset_T = batch.slots_T // batch.block_size, batch.slots_T % batch.block_size
+    if kv.scales_NH2B is not None:
+        key_TGD, kv.scales_NH2B[block_T, :, 0, offset_T] = quantise(key_TGD)
+        value_TGD, kv.scales_NH2B[block_T, :, 1, offset_T] = quantise(value_TGD)
     kv.key_NHDB[block_T, :, :, offset_T] = key_TGD.to(kv.key_NHDB.dtype)
     kv.value_NHBD[block_T, :, offset_T] = value_TGD.to(kv.value_NHBD.dtype)
 
@@ -102,8 +105,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
     for s, kv_len in enumerate(batch.kv_lens_S.tolist()):
         rows = slice(starts[s], starts[s + 1])
         blocks = batch.block_tables[tables[s] : tables[s + 1]]
-        key_GDL = kv.key_NHDB[blocks].permute(1, 2, 0, 3).flatten(2)[:, :, :kv_len]
-        value_GLD = kv.value_NHBD[blocks].transpose(0, 1).flatten(1, 2)[:, :kv_len]
+        key_GDL, value_GLD = _gather(kv, blocks, kv_len)
         hidden_QL = _hidden(batch, rows, kv_len, window)
         out_THD[rows] = _attend(query_THD[rows], key_GDL, value_GLD, hidden_QL, scale)
     return out_THD.flatten(1)
@@ -152,6 +154,16 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
     rotated = first * cos - second * sin, second * cos + first * sin
     first.copy_(rotated[0])
     second.copy_(rotated[1])
+
+
+def _gather(kv: KVLayer, blocks: Tensor, kv_len: int) -> tuple[Tensor, Tensor]:
+    """Keys [G, D, L] and values [G, L, D] of a sequence, int8 expanded."""
+    key_NHDB, value_NHBD = kv.key_NHDB[blocks], kv.value_NHBD[blocks]
+    if kv.scales_NH2B is not None:
+        scales_NH2B = kv.scales_NH2B[blocks]
+        key_NHDB, value_NHBD = key_NHDB * scales_NH2B[:, :, :1], value_NHBD * scales_NH2B[:, :, 1, :, None]
+    key_GDL = key_NHDB.permute(1, 2, 0, 3).flatten(2)[:, :, :kv_len]
+    return key_GDL, value_NHBD.transpose(0, 1).flatten(1, 2)[:, :kv_len]
 
 
 def _hidden(batch: Batch, rows: slice, num_keys: int, window: int) -> Tensor:

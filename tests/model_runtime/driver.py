@@ -11,6 +11,7 @@ from model_runtime.runner import Runner
 from scheduler.config import SchedulerConfig
 from scheduler.request import FinishReason, Request, TokenLogprob
 from scheduler.scheduler import Scheduler
+from tests.model_runtime.op_cases import fill_with_nan
 
 MAX_STEPS = 20_000
 
@@ -28,7 +29,13 @@ class Outcome:
 class Session:
     """A scheduler and a runner over one KV pool, which starts full of NaN: what is read unwritten is seen."""
 
-    def __init__(self, model: LoadedModel, config: SchedulerConfig, num_blocks: int) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: SchedulerConfig,
+        num_blocks: int,
+        kv_type: torch.dtype = torch.float32,
+    ) -> None:
         architecture, device = model.config, torch.device("cpu")
         kv = allocate(
             num_layers=architecture.num_layers,
@@ -36,12 +43,10 @@ class Session:
             num_kv_heads=architecture.num_kv_heads,
             head_dim=architecture.head_dim,
             block_size=config.block_size,
-            dtype=torch.float32,
+            dtype=kv_type,
             device=device,
         )
-        for layer in kv:
-            layer.key_NHDB.fill_(float("nan"))
-            layer.value_NHBD.fill_(float("nan"))
+        fill_with_nan(kv)
         self.runner = Runner(model.decoder, kv, config.block_size, device)
         self.scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=architecture.max_position)
         self.largest_chunk = 0

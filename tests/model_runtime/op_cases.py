@@ -9,13 +9,14 @@ from torch import Tensor
 from model_runtime.batch import Batch, make_batch
 from model_runtime.kernels.build import BuildError
 from model_runtime.kernels.library import library
-from model_runtime.kv_store import KVLayer, allocate
+from model_runtime.kv_store import KVLayer, allocate, quantise
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import HeadShape, Ops, RopeTable
 from scheduler.plan import ImageSpans, SampleRows, ScoreRows, StepPlan, ints
 
 CPU = torch.device("cpu")
 STORAGE_TYPES = [torch.float32, torch.bfloat16, torch.float16]
+KV_TYPES = [*STORAGE_TYPES, torch.int8]
 
 
 def compiled() -> Ops:
@@ -81,24 +82,39 @@ def image_spans(query_lens: list[int], kv_lens: list[int], spans: Sequence[Span]
     return ImageSpans(rows=rows, lengths=lengths, slots=slots, firsts=firsts, starts=starts, ends=ends)
 
 
-def kv_cache(shape: HeadShape, num_blocks: int, block_size: int) -> KVLayer:
+def kv_cache(shape: HeadShape, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32) -> KVLayer:
     """A cache full of NaN: what was never written must not matter."""
-    (layer,) = allocate(
+    kv = allocate(
         num_layers=1,
         num_blocks=num_blocks,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         block_size=block_size,
-        dtype=torch.float32,
+        dtype=dtype,
         device=CPU,
     )
-    layer.key_NHDB.fill_(float("nan"))
-    layer.value_NHBD.fill_(float("nan"))
-    return layer
+    fill_with_nan(kv)
+    return kv[0]
+
+
+def fill_with_nan(layers: list[KVLayer]) -> None:
+    """Every number, or of int8 every scale."""
+    for layer in layers:
+        if layer.scales_NH2B is None:
+            layer.key_NHDB.fill_(float("nan"))
+            layer.value_NHBD.fill_(float("nan"))
+        else:
+            layer.key_NHDB.fill_(100)
+            layer.value_NHBD.fill_(100)
+            layer.scales_NH2B.fill_(float("nan"))
 
 
 def as_double(kv: KVLayer) -> KVLayer:
-    return KVLayer(kv.key_NHDB.double(), kv.value_NHBD.double())
+    """What the stored numbers stand for."""
+    key_NHDB, value_NHBD = kv.key_NHDB.double(), kv.value_NHBD.double()
+    if kv.scales_NH2B is None:
+        return KVLayer(key_NHDB, value_NHBD)
+    return KVLayer(key_NHDB * kv.scales_NH2B[:, :, :1], value_NHBD * kv.scales_NH2B[:, :, 1, :, None])
 
 
 def rope_table(num_positions: int, rotary_dim: int, interleaved: bool) -> RopeTable:
@@ -113,5 +129,9 @@ def fill_cache(kv: KVLayer, batch: Batch, seed: int) -> None:
         position = torch.arange(kv_len)
         block, offset = tables[starts[s] + position // batch.block_size].long(), position % batch.block_size
         _, heads, dim, _ = kv.key_NHDB.shape
-        kv.key_NHDB[block, :, :, offset] = randn(kv_len, heads, dim, seed=seed + s)
-        kv.value_NHBD[block, :, offset] = randn(kv_len, heads, dim, seed=seed + 1000 + s)
+        key_LHD, value_LHD = randn(kv_len, heads, dim, seed=seed + s), randn(kv_len, heads, dim, seed=seed + 1000 + s)
+        if kv.scales_NH2B is not None:
+            key_LHD, kv.scales_NH2B[block, :, 0, offset] = quantise(key_LHD)
+            value_LHD, kv.scales_NH2B[block, :, 1, offset] = quantise(value_LHD)
+        kv.key_NHDB[block, :, :, offset] = key_LHD.to(kv.key_NHDB.dtype)
+        kv.value_NHBD[block, :, offset] = value_LHD.to(kv.value_NHBD.dtype)

@@ -16,7 +16,13 @@ DEVICE = torch.device("cpu")
 class PagedRun:
     """A few sequences by index; `step` appends tokens to some of them and returns logits of every appended token."""
 
-    def __init__(self, decoder: Decoder, block_size: int = 16, num_blocks: int = 64) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        block_size: int = 16,
+        num_blocks: int = 64,
+        kv_type: torch.dtype = torch.float32,
+    ) -> None:
         config = decoder.config
         self.decoder, self.block_size = decoder, block_size
         self.kv = allocate(
@@ -25,7 +31,7 @@ class PagedRun:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             block_size=block_size,
-            dtype=torch.float32,
+            dtype=kv_type,
             device=DEVICE,
         )
         self.free = list(range(num_blocks))

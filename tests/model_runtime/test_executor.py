@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_runtime.config import RuntimeConfig
+from model_runtime.config import KVCacheDtype, RuntimeConfig
 from model_runtime.executor import Executor, load_executor
 from model_runtime.host import available_memory, usable_cores
 from model_runtime.memory import PlanError, PoolSize, activation_bytes, size_pool
@@ -160,6 +160,21 @@ def test_executes_a_step(executor: Executor) -> None:
     assert result.step_id == 1
     assert all(0 <= token < 5000 for token in result.token_ids)
     assert result.token_ids == executor.execute(make_plan(33, 3, 1.0)).token_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "token_bytes"), [("float16", 16 * 2), ("bfloat16", 16 * 2), ("int8", 16 + 4), ("float32", 16 * 4)]
+)
+def test_kv_cache_is_stored_as_configured(checkpoint: Path, name: KVCacheDtype, token_bytes: int) -> None:
+    """`token_bytes` of a key or a value of one head, with int8's scale."""
+    runtime = RuntimeConfig(threads=1, kv_cache_dtype=name, memory_budget=2**26, max_model_len=512)
+    executor = load_executor(checkpoint, runtime, SchedulerConfig(max_num_seqs=2, block_size=32), lambda *told: None)
+    layers = executor._runner._kv
+    tensors = [tensor for kv in layers for tensor in (kv.key_NHDB, kv.value_NHBD, kv.scales_NH2B) if tensor is not None]
+    assert executor.info.num_blocks == layers[0].key_NHDB.shape[0] == 32
+    assert executor.info.kv_bytes == sum(tensor.nbytes for tensor in tensors) == 32 * 32 * 2 * 2 * 2 * token_bytes
+    assert f"KV cache in {name}" in executor.info.description
+    assert executor.execute(make_plan(33, 3, 1.0)).step_id == 1
 
 
 @pytest.mark.parametrize(("tokens", "rows", "temperature"), [(1024, 1, 0.0), (64, 64, 100.0)])

@@ -10,9 +10,10 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops import load_ops
-from model_runtime.ops.registry import Activation, HeadShape, Ops, implementations
+from model_runtime.ops.registry import Activation, HeadShape, Ops, RopeTable, implementations
 from tests.model_runtime.op_cases import (
     CPU,
+    KV_TYPES,
     STORAGE_TYPES,
     as_double,
     batch_of,
@@ -186,6 +187,38 @@ def test_rope_and_cache(ops: Ops, shape: HeadShape, block_size: int, interleaved
     assert_close(kv.value_NHBD.nan_to_num(), exact_kv.value_NHBD.nan_to_num(), 1e-6)
 
 
+@pytest.mark.parametrize("dtype", KV_TYPES)
+def test_keys_and_values_are_stored_as_the_reference_stores_them(dtype: torch.dtype) -> None:
+    """Bit for bit, heads of 12 numbers: ties, ends of ranges, subnormal numbers, zeros, NaN, infinity."""
+    shape, block_size = HeadShape(num_heads=1, num_kv_heads=3, head_dim=12), 4
+    heads = [
+        randn(7, 12, seed=1),
+        randn(7, 12, seed=2) * 1e-6,
+        randn(7, 12, seed=3) * 1e-41,
+        torch.arange(-42, 42).view(7, 12) / 2 * (127 / 21),
+        torch.tensor([[65504.0, 65519.9, 65520.0, 2.0**-24, 2.0**-25, 3 * 2.0**-25] * 2]) * torch.tensor([[1.0], [-1]]),
+        torch.tensor([[1.00390625, 1.01171875, 3.4e38, -0.0] * 3]),
+        torch.zeros(1, 12),
+        torch.tensor([[1.0] * 11 + [value] for value in (float("nan"), float("inf"), float("-inf"), -float("nan"))]),
+    ]
+    numbers = torch.cat(heads).view(12, 3 * 12)
+    qkv = torch.cat([torch.zeros(12, 12), numbers, -numbers.roll(1, 0)], dim=1)
+    batch = batch_of([12], [12], block_size, 3)
+    unturned = RopeTable(cos_PR2=torch.ones(12, 2), sin_PR2=torch.zeros(12, 2), interleaved=False)
+    ours, reference = (kv_cache(shape, 3, block_size, dtype) for _ in range(2))
+    compiled().rope_and_cache(qkv.clone(), unturned, batch, ours, shape)
+    EXACT.rope_and_cache(qkv.clone(), unturned, batch, reference, shape)
+    for actual, expected in zip(tensors_of(ours), tensors_of(reference), strict=True):
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert torch.equal(actual.nan_to_num(7.0), expected.nan_to_num(7.0))
+    keys_GLD, _ = (x.transpose(0, 1) for x in keys_of(as_double(ours), batch, 0))
+    assert not keys_GLD[:, -1].isfinite().all(dim=-1).any(), "a head that is not finite stays so"
+
+
+def tensors_of(kv: KVLayer) -> list[Tensor]:
+    return [kv.key_NHDB, kv.value_NHBD, *([] if kv.scales_NH2B is None else [kv.scales_NH2B])]
+
+
 def test_rope_and_cache_refuses_positions_beyond_the_table_and_slots_beyond_the_cache() -> None:
     ops, shape = compiled(), SHAPES[0]
     qkv = randn(2, 24)
@@ -208,6 +241,25 @@ def test_paged_attention(ops: Ops, shape: HeadShape, block_size: int, window: in
     actual = ops.paged_attention(qkv, kv, batch, shape, shape.head_dim**-0.5, window)
     exact = EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, shape.head_dim**-0.5, window)
     assert_close(actual, exact, 3e-6)
+
+
+@pytest.mark.parametrize("dtype", KV_TYPES[1:])
+@pytest.mark.parametrize("block_size", [4, 16, 64])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_paged_attention_reads_every_storage_type(
+    ops: Ops, shape: HeadShape, block_size: int, dtype: torch.dtype
+) -> None:
+    """The reference computes with what the stored numbers stand for."""
+    query_lens, kv_lens = [1, 1, 70, 3, 16, 1], [1, 64, 70, 131, 80, 600]
+    num_blocks = sum(-(-n // block_size) for n in kv_lens) + 2
+    batch = batch_of(query_lens, kv_lens, block_size, num_blocks)
+    kv = kv_cache(shape, num_blocks, block_size, dtype)
+    fill_cache(kv, batch, seed=5)
+    qkv = randn(sum(query_lens), (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim) * 2
+    for window in (0, 5):
+        actual = ops.paged_attention(qkv, kv, batch, shape, shape.head_dim**-0.5, window)
+        exact = EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, shape.head_dim**-0.5, window)
+        assert_close(actual, exact, 3e-6)
 
 
 IMAGES = [(2, 0, 5), (2, 20, 70), (3, 129, 131), (4, 60, 75), (5, 10, 600), (6, 200, 500)]

@@ -12,6 +12,7 @@ from torch import Tensor
 from model_runtime.ops import set_threads
 from model_runtime.ops.registry import Activation, HeadShape, Ops
 from tests.model_runtime.op_cases import (
+    KV_TYPES,
     STORAGE_TYPES,
     Span,
     batch_of,
@@ -76,11 +77,12 @@ def run_layer(
     lengths: list[int],
     window: int,
     spans: Sequence[Span] = (),
+    kv_type: torch.dtype = torch.float32,
 ) -> Tensor:
     """Outputs and cached values of sequences (number s is seeded by s) computed together in steps of `chunk` tokens, or
     more where a span would be cut, as they lie by position: [sum of lengths, (H + 2 G) D]."""
     num_blocks = sum(-(-n // block_size) for n in lengths) + 3
-    kv = kv_cache(shape, num_blocks, block_size)
+    kv = kv_cache(shape, num_blocks, block_size, kv_type)
     width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     inputs = [randn(n, width, seed=s + 1) for s, n in enumerate(lengths)]
     outputs: list[list[Tensor]] = [[] for _ in lengths]
@@ -151,6 +153,22 @@ def test_attention_of_a_sequence_is_the_same_among_others_and_in_other_blocks(th
         assert torch.equal(run_layer(ops, shape, block_size, 32, [300, *others], 0)[:300], alone)
 
 
+@pytest.mark.parametrize("kv_type", KV_TYPES[1:])
+def test_attention_is_the_same_however_its_keys_are_stored_and_read(threads: None, kv_type: torch.dtype) -> None:
+    """In place or expanded first: with the number of queries, the size of blocks and the neighbours that changes."""
+    ops, length = compiled(), 330
+    for shape in (
+        HeadShape(num_heads=6, num_kv_heads=2, head_dim=16),
+        HeadShape(num_heads=5, num_kv_heads=1, head_dim=24),
+    ):
+        for window in (0, 40):
+            whole = run_layer(ops, shape, 16, length, [length], window, kv_type=kv_type)
+            assert whole.isfinite().all()
+            for block_size, chunk, others in ((16, 7, []), (16, 3, [300]), (4, 64, [5, 17]), (64, 100, [290])):
+                among = run_layer(ops, shape, block_size, chunk, [length, *others], window, kv_type=kv_type)
+                assert torch.equal(among[:length], whole), f"blocks of {block_size}, chunks of {chunk}"
+
+
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     ops, shape = compiled(), HeadShape(num_heads=6, num_kv_heads=2, head_dim=16)
     x, weight = randn(33, 600, seed=1), ops.pack(randn(77, 600, seed=2))
@@ -160,7 +178,11 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
         set_threads(threads)
         linear = [ops.linear(x[:rows].contiguous(), weight, None) for rows in (1, 2, 33)]
         rows = [ops.rms_norm(x.repeat(4, 1), x[0], 1e-5), ops.silu_mul(x.repeat(4, 1))]
-        attention = [run_layer(ops, shape, 16, chunk, [520, 40], 0) for chunk in (40, 520)]
+        attention = [
+            run_layer(ops, shape, 16, chunk, [520, 40], 0, kv_type=kv_type)
+            for chunk in (40, 520)
+            for kv_type in KV_TYPES
+        ]
         results.append([*linear, *rows, *attention])
     set_threads(before)
     for other in results[1:]:
@@ -184,16 +206,20 @@ def test_two_callers_at_once_get_their_own_results(threads: None) -> None:
         assert all(torch.equal(a, b) for a, b in zip(pool.map(both, x), expected, strict=True))
 
 
-def test_keys_after_the_query_are_never_added_in() -> None:
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_keys_after_the_query_are_never_added_in(kv_type: torch.dtype) -> None:
     """Infinite keys and values written by later tokens of the same step must not reach the earlier ones."""
     ops, shape = compiled(), HeadShape(num_heads=2, num_kv_heads=1, head_dim=8)
     batch = batch_of([20], [20], 16, 2)
-    kv, qkv = kv_cache(shape, 2, 16), randn(20, 32)
+    kv, qkv = kv_cache(shape, 2, 16, kv_type), randn(20, 32)
     fill_cache(kv, batch, seed=1)
     clean = ops.paged_attention(qkv, kv, batch, shape, 1.0, 0)
     for slot in batch.slots_T[12:].tolist():
+        if kv.scales_NH2B is not None:
+            kv.scales_NH2B[slot // 16, :, :, slot % 16] = float("inf")
+            continue
         kv.key_NHDB[slot // 16, :, :, slot % 16] = float("inf")
         kv.value_NHBD[slot // 16, :, slot % 16] = float("inf")
     poisoned = ops.paged_attention(qkv, kv, batch, shape, 1.0, 0)
     assert torch.equal(poisoned[:12], clean[:12])
-    assert poisoned[12:].isnan().all()
+    assert not poisoned[12:].isfinite().any()
