@@ -4,7 +4,7 @@ Parsed in the supervisor; handed to the API and engine processes as one JSON lin
 """
 
 import argparse
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -70,13 +70,14 @@ SECTIONS: dict[str, type] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare MODEL, --config and one flag for each field of each section."""
+def add_arguments(parser: argparse.ArgumentParser, sections: Iterable[str] = tuple(SECTIONS)) -> None:
+    """Declare MODEL, --config and one flag for each field of the sections named."""
     parser.add_argument(
         "model", nargs="?", default=None, metavar="MODEL", help="checkpoint folder, GGUF file or 'embedded' (default)"
     )
     parser.add_argument("--config", default=None, metavar="FILE", help="YAML file of option names and values")
-    for name, section in SECTIONS.items():
+    for name in sections:
+        section = SECTIONS[name]
         group = parser.add_argument_group(f"{name} options", (section.__doc__ or "").splitlines()[0])
         for option in options_of([section]):
             option.add_to(group)

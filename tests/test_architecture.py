@@ -24,7 +24,13 @@ MAX_MODEL_FILE_LINES = 180
 # The scheduler decides; it may not touch tensors, sockets, clocks, or print.
 SCHEDULER_MAY_NOT_IMPORT = {"asyncio", "logging", "time", "datetime", "socket", "threading", "subprocess", "random"}
 # Where the server side may see the runtime, and what of it.
-RUNTIME_USERS = {"server/engine.py", "server/supervisor.py", "server/doctor.py"}
+RUNTIME_USERS = {
+    "server/engine.py",
+    "server/supervisor.py",
+    "server/doctor.py",
+    "server/engine_bench.py",
+    "server/quality_command.py",
+}
 RUNTIME_LEAVES = {
     "model_runtime.config",
     "model_runtime.host",
