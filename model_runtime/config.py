@@ -62,15 +62,15 @@ class RuntimeConfig:
     quantization: Quantization = field(
         default="none",
         metadata={
-            "help": "turn a checkpoint's float matrices into int8 (a scale a row) or int4 (a scale for 32 numbers; "
+            "help": "turn a checkpoint's float matrices into integers of 8 or 4 bits with a scale for every 32 (int4: "
             "embedding and output matrix 8 bits); integers of a GGUF file are kept as they are"
         },
     )
     activation_dtype: Literal["auto", "float32"] = field(
         default="auto",
         metadata={
-            "help": "what is multiplied with matrices of integers; auto: rows quantised to int8 in blocks of 32, as "
-            "llama.cpp does; float32: exact and slower"
+            "help": "what is multiplied with matrices of integers; auto: rows quantised in blocks of 32, to 16 bits "
+            "for matrices of 8 and to 8 bits for matrices of 4; float32: exact and slower"
         },
     )
     prepare_weights: bool = field(

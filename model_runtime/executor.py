@@ -72,7 +72,7 @@ def load_runner(
         device,
         lambda fraction: progress("loading weights", fraction),
         lambda config, weight_bytes: _size(config, weight_bytes, runtime, scheduler, budget).max_model_len,
-        Precision(quantization=runtime.quantization, int8_rows=runtime.activation_dtype == "auto"),
+        Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto"),
         cache_dir() / "prepared" if runtime.prepare_weights and is_compiled(ops) else None,
     )
     info = _plan(model, ops, runtime, scheduler, budget)

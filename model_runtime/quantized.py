@@ -1,31 +1,32 @@
-"""Matrices of integers with scales: how they are laid out, made and expanded. Used by the loaders, which keep a file's
-integers as they are, and by operations, engine and worker processes.
+"""Matrices of integers with scales, in GGUF's formats: how they are laid out, made and expanded. Used by the loaders,
+which keep a file's integers as they are, and by operations, engine and worker processes.
 
-q8_0, q4_0 and q4_1 are GGUF's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h): blocks of 32
-neighbouring numbers of a row. int8 has one scale a row.
+Blocks of 32 neighbouring numbers of a row share a scale (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
 
 Legend: N rows, K columns, R bytes of a row, B blocks, 32 numbers of a block.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-QuantizedFormat = Literal["q8_0", "q4_0", "q4_1", "int8"]
+QuantizedFormat = Literal["q8_0", "q4_0", "q4_1"]
 
 BLOCK = 32
-"""Numbers that share a scale in the block formats, and in rows that are quantised for a product."""
-_BLOCK_BYTES: dict[str, int] = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
-_SCALE_BYTES = 4
+"""Numbers that share a scale, in a matrix and in rows that are quantised for a product."""
+_BLOCK_BYTES: Mapping[QuantizedFormat, int] = MappingProxyType({"q8_0": 34, "q4_0": 18, "q4_1": 20})
+LARGEST_IN_ROW: Mapping[QuantizedFormat, int] = MappingProxyType({"q8_0": 127 * 256, "q4_0": 127, "q4_1": 127})
+"""What the largest number of a block of a row becomes, for a product with a matrix of the format. Rows of 8 bits cost
+far more accuracy than weights of 8 bits do, but less than weights of 4 bits."""
 
 
 def row_bytes(quantized: QuantizedFormat, num_columns: int) -> int:
     """R. The number of columns must be a multiple of 32."""
     assert num_columns % BLOCK == 0, f"{num_columns} columns are not blocks of {BLOCK}"
-    if quantized == "int8":
-        return num_columns + _SCALE_BYTES
     return num_columns // BLOCK * _BLOCK_BYTES[quantized]
 
 
@@ -33,8 +34,8 @@ def row_bytes(quantized: QuantizedFormat, num_columns: int) -> int:
 class QuantizedMatrix:
     """A matrix [N, K] of integers.
 
-    A row of a block format is its blocks: a float16 scale, in q4_1 also a float16 minimum, then 32 int8 numbers or 16
-    bytes with the first 16 numbers in their low halves. A row of int8 is K int8 numbers and a float32 scale.
+    A row is its blocks: a float16 scale, in q4_1 also a float16 minimum, then 32 int8 numbers or 16 bytes with the
+    first 16 numbers in their low halves.
     """
 
     data_NR: Tensor
@@ -53,7 +54,7 @@ class QuantizedMatrix:
 
 
 def expand_blocks(quantized: QuantizedFormat, raw_BR: Tensor, out_B32: Tensor) -> None:
-    """Blocks of q8_0, q4_0 or q4_1 as float32, bit for bit as ggml defines them."""
+    """Blocks as float32, bit for bit as ggml defines them."""
     scale_B1 = raw_BR[:, :2].view(torch.float16).float()
     if quantized == "q8_0":
         out_B32.copy_(raw_BR[:, 2:].view(torch.int8)).mul_(scale_B1)
@@ -69,32 +70,21 @@ def expand_blocks(quantized: QuantizedFormat, raw_BR: Tensor, out_B32: Tensor) -
 
 def dequantize(matrix: QuantizedMatrix) -> Tensor:
     """[N, K] float32."""
-    data_NR, num_columns = matrix.data_NR.contiguous(), matrix.num_columns
-    if matrix.format == "int8":
-        scale_N1 = data_NR[:, num_columns:].contiguous().view(torch.float32)
-        return data_NR[:, :num_columns].view(torch.int8).float() * scale_N1
-    out_NK = torch.empty(matrix.num_rows, num_columns, device=data_NR.device)
+    data_NR = matrix.data_NR.contiguous()
+    out_NK = torch.empty(matrix.num_rows, matrix.num_columns, device=data_NR.device)
     expand_blocks(matrix.format, data_NR.view(-1, _BLOCK_BYTES[matrix.format]), out_NK.view(-1, BLOCK))
     return out_NK
 
 
 def scales_are_finite(matrix: QuantizedMatrix) -> bool:
     """Whether all scales and minima are: then so is every number."""
-    data_NR = matrix.data_NR.contiguous()
-    if matrix.format == "int8":
-        return bool(data_NR[:, matrix.num_columns :].contiguous().view(torch.float32).isfinite().all())
-    head = data_NR.view(-1, _BLOCK_BYTES[matrix.format])[:, : 4 if matrix.format == "q4_1" else 2]
+    head = matrix.data_NR.contiguous().view(-1, _BLOCK_BYTES[matrix.format])[:, : 4 if matrix.format == "q4_1" else 2]
     return bool(head.contiguous().view(torch.float16).isfinite().all())
 
 
 def quantize(weight_NK: Tensor, quantized: QuantizedFormat) -> QuantizedMatrix:
-    """The nearest matrix of a symmetric format: int8, q8_0 or q4_0. Scales are the largest number / 127, in q4_0
+    """The nearest matrix of a symmetric format, q8_0 or q4_0. A scale is the largest number of a block / 127, in q4_0
     that / -8, as ggml chooses them."""
-    num_columns = weight_NK.shape[1]
-    if quantized == "int8":
-        scale_N1 = weight_NK.float().abs().amax(dim=1, keepdim=True) / 127
-        codes_NK = _codes(weight_NK.float(), scale_N1, 127).view(torch.uint8)
-        return _matrix(torch.cat((codes_NK, scale_N1.view(torch.uint8)), dim=1), quantized, num_columns)
     assert quantized in ("q8_0", "q4_0"), f"{quantized} is not made here"
     weight_B32 = weight_NK.float().reshape(-1, BLOCK)
     largest_B1 = weight_B32.gather(1, weight_B32.abs().argmax(dim=1, keepdim=True))
@@ -105,7 +95,8 @@ def quantize(weight_NK: Tensor, quantized: QuantizedFormat) -> QuantizedMatrix:
         shifted_B32 = codes_B32 + 8
         codes_B32 = shifted_B32[:, :16] | shifted_B32[:, 16:] << 4
     blocks_BR = torch.cat((stored_B1.view(torch.uint8), codes_B32), dim=1)
-    return _matrix(blocks_BR.view(weight_NK.shape[0], -1), quantized, num_columns)
+    data_NR = blocks_BR.view(weight_NK.shape[0], -1)
+    return QuantizedMatrix(data_NR=data_NR, format=quantized, num_columns=weight_NK.shape[1])
 
 
 def _codes(numbers: Tensor, scale: Tensor, largest: int) -> Tensor:
@@ -114,14 +105,10 @@ def _codes(numbers: Tensor, scale: Tensor, largest: int) -> Tensor:
     return codes.clamp_(-largest - 1, largest).to(torch.int8)
 
 
-def _matrix(data_NR: Tensor, quantized: QuantizedFormat, num_columns: int) -> QuantizedMatrix:
-    return QuantizedMatrix(data_NR=data_NR, format=quantized, num_columns=num_columns)
-
-
-def quantize_rows(x_TK: Tensor) -> Tensor:
-    """[T, K] in the type of x: what rows become that are quantised to int8 for a product, in blocks of 32 whose float32
-    scale is the largest number / 127: integers times scale. Not finite where a block is not."""
+def quantize_rows(x_TK: Tensor, largest: int) -> Tensor:
+    """[T, K] in the type of x: what rows become that are quantised for a product, in blocks of 32 whose float32 scale
+    is the largest number / `largest`: integers times scale. Not finite where a block is not."""
     blocks = x_TK.float().reshape(x_TK.shape[0], -1, BLOCK)
-    scale = blocks.abs().amax(dim=-1, keepdim=True) / 127
+    scale = blocks.abs().amax(dim=-1, keepdim=True) / largest
     codes = (blocks / scale).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).round_()
     return (codes.to(x_TK.dtype) * scale.to(x_TK.dtype)).view(x_TK.shape)

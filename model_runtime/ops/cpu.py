@@ -48,7 +48,7 @@ def pack(weight_NK: Tensor) -> PackedWeight:
 
 
 @register("pack_quantized", "cpu")
-def pack_quantized(matrix: QuantizedMatrix, int8_rows: bool) -> PackedWeight:
+def pack_quantized(matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
     """Panels of the expanded numbers."""
     return pack(dequantize(matrix))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer, quantise
 from model_runtime.ops.registry import Activation, HeadShape, PackedWeight, RopeTable, register
-from model_runtime.quantized import QuantizedMatrix, dequantize, quantize_rows
+from model_runtime.quantized import LARGEST_IN_ROW, QuantizedMatrix, dequantize, quantize_rows
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -29,14 +29,14 @@ def pack(weight_NK: Tensor) -> PackedWeight:
 
 
 @register("pack_quantized", "any")
-def pack_quantized(matrix: QuantizedMatrix, int8_rows: bool) -> PackedWeight:
+def pack_quantized(matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
     """The matrix as it is; it is expanded whenever it is used."""
     return PackedWeight(
         data=matrix.data_NR.contiguous(),
         num_rows=matrix.num_rows,
         num_columns=matrix.num_columns,
         quantized=matrix.format,
-        int8_rows=int8_rows,
+        integer_rows=integer_rows,
     )
 
 
@@ -52,7 +52,9 @@ def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
     """[T, N] = x @ weight.T + bias in the type of x."""
     wide = _wide(x_TK.dtype)
     bias = None if bias_N is None else bias_N.to(wide)
-    rows_TK = quantize_rows(x_TK.to(wide)) if weight.int8_rows else x_TK.to(wide)
+    rows_TK = x_TK.to(wide)
+    if weight.quantized is not None and weight.integer_rows:
+        rows_TK = quantize_rows(rows_TK, LARGEST_IN_ROW[weight.quantized])
     return torch.nn.functional.linear(rows_TK, _expanded(weight, weight.data).to(wide), bias).to(x_TK.dtype)
 
 

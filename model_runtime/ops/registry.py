@@ -33,8 +33,8 @@ class PackedWeight:
     """K: input features."""
     quantized: QuantizedFormat | None = None
     """The format of integers; None: the dtype of `data` says how numbers are stored."""
-    int8_rows: bool = False
-    """Whether rows are quantised to int8 before a product; only where the matrix holds integers."""
+    integer_rows: bool = False
+    """Whether rows are quantised before a product (`quantized.LARGEST_IN_ROW`); only for a matrix of integers."""
 
     @property
     def num_bytes(self) -> int:
@@ -68,7 +68,7 @@ class Ops:
     pack: Callable[[Tensor], PackedWeight]
     """weight [N, K] float32/float16/bfloat16 -> packed, its storage type kept."""
     pack_quantized: Callable[[QuantizedMatrix, bool], PackedWeight]
-    """(matrix, int8_rows) -> packed, its integers and scales kept. int8_rows: products with it quantise their rows."""
+    """(matrix, integer_rows) -> packed, its integers and scales kept; integer_rows as in PackedWeight."""
     linear: Callable[[Tensor, PackedWeight, Tensor | None], Tensor]
     """(x [T, K], weight, bias [N] or None) -> [T, N] = x @ weight.T + bias, accumulated in float32 at least."""
     embedding: Callable[[Tensor, PackedWeight], Tensor]

@@ -54,15 +54,15 @@ class Precision:
 
     quantization: Quantization = "none"
     """Turn matrices of floats into integers."""
-    int8_rows: bool = True
-    """Quantise rows to int8 for products with matrices of integers; else those are expanded to float32."""
+    integer_rows: bool = True
+    """Quantise rows for products with matrices of integers; else those are expanded to float32."""
 
 
-EXACT = Precision(int8_rows=False)
+EXACT = Precision(integer_rows=False)
 """Every number as the checkpoint has it."""
 
 _TARGETS: Mapping[Quantization, Mapping[int, QuantizedFormat]] = MappingProxyType(
-    {"none": {}, "int8": {4: "int8", 8: "int8"}, "int4": {4: "q4_0", 8: "q8_0"}}
+    {"none": {}, "int8": {4: "q8_0", 8: "q8_0"}, "int4": {4: "q4_0", 8: "q8_0"}}
 )
 """The format that a matrix is turned into, by its fewest bits."""
 
@@ -108,7 +108,7 @@ def _packed(parameter: Parameter, source: TensorSource, ops: Ops, device: torch.
         matrix = quantize(weight_NK, target)
     if not scales_are_finite(matrix):
         raise CheckpointError(f"NaN or infinite weights, or too large ones, in {_keys_of(parameter)}")
-    return ops.pack_quantized(replace(matrix, data_NR=matrix.data_NR.to(device)), how.int8_rows)
+    return ops.pack_quantized(replace(matrix, data_NR=matrix.data_NR.to(device)), how.integer_rows)
 
 
 def load_parameters(

@@ -134,13 +134,13 @@ def _tensors(parameters: Parameters) -> dict[str, Tensor]:
 
 
 def _header(parameters: Parameters) -> dict[str, list[object]]:
-    """By name: dtype, shape and offset of a tensor, and of a packed matrix rows, columns, integer format, int8_rows."""
+    """By name: dtype, shape and offset of a tensor; of a matrix also rows, columns, integer format, integer_rows."""
     header: dict[str, list[object]] = {}
     offset = 0
     for name, tensor in _tensors(parameters).items():
         header[name] = [DTYPES[tensor.dtype], list(tensor.shape), offset]
         if (matrix := parameters.matrices.get(name)) is not None:
-            header[name] += [matrix.num_rows, matrix.num_columns, matrix.quantized, matrix.int8_rows]
+            header[name] += [matrix.num_rows, matrix.num_columns, matrix.quantized, matrix.integer_rows]
         offset += _padded(tensor.nbytes)
     return header
 
@@ -201,9 +201,9 @@ def _map(path: Path) -> Parameters:
         count = math.prod(shape) * dtypes[dtype].itemsize
         tensor = data[offset : offset + count].view(dtypes[dtype]).view(shape)
         if packed:
-            rows, columns, quantized, int8_rows = packed
+            rows, columns, quantized, integer_rows = packed
             parameters.matrices[name] = PackedWeight(
-                data=tensor, num_rows=rows, num_columns=columns, quantized=quantized, int8_rows=int8_rows
+                data=tensor, num_rows=rows, num_columns=columns, quantized=quantized, integer_rows=integer_rows
             )
         else:
             parameters.vectors[name] = tensor

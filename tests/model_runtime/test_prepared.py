@@ -55,8 +55,8 @@ def assert_equal(found: Parameters, expected: Parameters) -> None:
     assert found.matrices.keys() == expected.matrices.keys()
     for name, matrix in expected.matrices.items():
         other = found.matrices[name]
-        facts = (matrix.num_rows, matrix.num_columns, matrix.quantized, matrix.int8_rows)
-        assert (other.num_rows, other.num_columns, other.quantized, other.int8_rows) == facts
+        facts = (matrix.num_rows, matrix.num_columns, matrix.quantized, matrix.integer_rows)
+        assert (other.num_rows, other.num_columns, other.quantized, other.integer_rows) == facts
         assert other.data.dtype == matrix.data.dtype and torch.equal(other.data, matrix.data)
     assert torch.equal(found.vectors["norm"], expected.vectors["norm"])
 
