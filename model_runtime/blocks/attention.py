@@ -3,15 +3,13 @@
 Legend: T tokens, C hidden size, H query heads, G key/value heads, D channels of a head, E = (H + 2 G) D.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.config import ModelConfig
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.registry import HeadShape, Ops, RopeTable
-from model_runtime.weights.table import Linear, Parameter, Parameters, Slot, linear_table, norm_table
+from model_runtime.ops.registry import HeadNorms, HeadShape, Linear, Ops, RopeTable
+from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table, norm_table
 
 
 def attention_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
@@ -29,15 +27,6 @@ def attention_table(config: ModelConfig, name: str, key: str) -> list[Parameter]
         *norms,
         *linear_table(f"{name}.output", output, query_rows, config.output_bias),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """RMS-norm weights [D] of query and key heads."""
-
-    query_D: Tensor
-    key_D: Tensor
-    eps: float
 
 
 class Attention:

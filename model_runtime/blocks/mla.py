@@ -16,8 +16,8 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.config import LatentAttention, ModelConfig
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.registry import HeadShape, Ops, RopeTable
-from model_runtime.weights.table import Linear, Parameter, Parameters, Slot, linear_table, norm_table
+from model_runtime.ops.registry import HeadShape, Linear, Ops, RopeTable
+from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table, norm_table
 
 NORM_EPS = 1e-6
 """Of the norms of the short vectors, whatever the model's other norms have."""

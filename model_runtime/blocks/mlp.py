@@ -6,8 +6,8 @@ Legend: T tokens, C hidden size, F intermediate size.
 from torch import Tensor
 
 from model_runtime.config import ModelConfig
-from model_runtime.ops.registry import Ops
-from model_runtime.weights.table import Linear, Parameter, Parameters, Slot, linear_table
+from model_runtime.ops.registry import Linear, Ops
+from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table
 
 
 def mlp_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from model_runtime.config import CACHE_VARIABLE, cache_dir
 
 SOURCE_DIR = Path(__file__).parent
-SOURCES = ("linear.cpp", "elementwise.cpp", "attention.cpp", "pool.cpp")
+SOURCES = ("linear.cpp", "elementwise.cpp", "attention.cpp", "layers.cpp", "pool.cpp")
 HEADERS = ("vec.h", "kv.h", "attention_tile.h", "pool.h", "linear.h", "layer_ops.h")
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 TARGET_FLAGS = ("-march=native", "-mcpu=native")

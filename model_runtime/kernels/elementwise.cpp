@@ -130,13 +130,37 @@ bool within(const int32_t* numbers, int64_t count, int64_t end) {
 
 }  // namespace
 
+void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C) {
+    for_rows(T, T * C * 2, [=](int64_t row) {
+        float* sum = x + row * C;
+        if (norms.result) {
+            float* summand = norms.result + row * C;
+            if (norms.result_norm) norm_row(summand, norms.result_norm, norms.eps, C, summand);
+            for (int64_t k = 0; k < C; k++) sum[k] += summand[k];
+        }
+        if (norms.next_norm) norm_row(sum, norms.next_norm, norms.eps, C, norms.normed + row * C);
+    });
+}
+
+void qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, int64_t T, const Heads& heads) {
+    const int64_t H = heads.H, G = heads.G, D = heads.D;
+    for_rows(T, T * (H + G) * D, [=](int64_t t) {
+        float* row = qkv + t * (H + 2 * G) * D;
+        for (int64_t h = 0; h < H + G; h++) norm_row(row + h * D, h < H ? q_weight : k_weight, eps, D, row + h * D);
+    });
+}
+
+void gate(const float* gate_up, bool gelu, int64_t T, int64_t F, float* y) {
+    gelu ? gate_rows<gelu_tanh>(gate_up, T, F, y) : gate_rows<silu>(gate_up, T, F, y);
+}
+
 bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const KVLayer& kv, const Heads& heads) {
-    const auto [H, G, D] = heads;
+    const int64_t H = heads.H, G = heads.G, D = heads.D;
     const int64_t B = batch.B, half = rope.R / 2;
     if (!within(batch.rope_rows, batch.T, rope.P)) return false;
     for (int64_t t = 0; t < batch.T; t++)
         if (batch.slots[t] < 0 || batch.slots[t] >= kv.num_slots) return false;
-    for_rows(batch.T, batch.T * (H + 2 * G) * D, [=, H = H, G = G, D = D](int64_t t) {
+    for_rows(batch.T, batch.T * (H + 2 * G) * D, [=](int64_t t) {
         float* row = qkv + t * (H + 2 * G) * D;
         const float *c = rope.cos + batch.rope_rows[t] * half, *s = rope.sin + batch.rope_rows[t] * half;
         for (int64_t h = 0; h < H + G; h++) {
@@ -166,17 +190,12 @@ void fl_rms_norm(const float* x, const float* weight, float eps, int64_t rows, i
 
 void fl_qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, int64_t T, int64_t H, int64_t G,
                 int64_t D) {
-    for_rows(T, T * (H + G) * D, [=](int64_t t) {
-        float* row = qkv + t * (H + 2 * G) * D;
-        for (int64_t h = 0; h < H + G; h++) norm_row(row + h * D, h < H ? q_weight : k_weight, eps, D, row + h * D);
-    });
+    qk_norm(qkv, q_weight, k_weight, eps, T, {H, G, D});
 }
 
-void fl_silu_mul(const float* gate_up, int64_t rows, int64_t F, float* y) { gate_rows<silu>(gate_up, rows, F, y); }
+void fl_silu_mul(const float* gate_up, int64_t rows, int64_t F, float* y) { gate(gate_up, false, rows, F, y); }
 
-void fl_gelu_tanh_mul(const float* gate_up, int64_t rows, int64_t F, float* y) {
-    gate_rows<gelu_tanh>(gate_up, rows, F, y);
-}
+void fl_gelu_tanh_mul(const float* gate_up, int64_t rows, int64_t F, float* y) { gate(gate_up, true, rows, F, y); }
 
 // kind: 0 gelu, 1 gelu with tanh, 2 quick gelu, 3 silu.
 void fl_activate(const float* x, int64_t kind, int64_t count, float* y) {

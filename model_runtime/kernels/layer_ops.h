@@ -1,5 +1,5 @@
-// What the operations of a layer are given, as the layer program and the C interface call them. All return false, having
-// done nothing, if a number from the batch that indexes memory is out of range.
+// The operations of a layer beside products of matrices, as the layer program and the C interface call them. Those that
+// index memory by numbers from the batch return false, having done nothing, if one is out of range.
 #pragma once
 
 #include <cstdint>
@@ -37,3 +37,18 @@ bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const 
 // out[T][H D]: attention of each query over the keys of its sequence; a window > 0 hides older keys.
 bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, float scale,
                      int64_t window, float* out);
+
+// Sum rows and norm them in one pass: x[T][C] += result, or += norm(result) in place where `result_norm` is given; then
+// normed = norm(x) with the weights of the next block, if they are given. The sum is left out if `result` is null.
+struct ResidualNorm {
+    float *result, *normed;
+    const float *result_norm, *next_norm;
+    float eps;
+};
+void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C);
+
+// norm of every query head and every key head of qkv [T][(H + 2 G) D], in place.
+void qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, int64_t T, const Heads& heads);
+
+// y[T][F] = silu, or gelu with tanh, of the first F numbers of a row times its last F.
+void gate(const float* gate_up, bool gelu, int64_t T, int64_t F, float* y);

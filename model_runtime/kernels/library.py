@@ -29,6 +29,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "activate": (None, (P, N, N, P)),
     "rope_and_cache": (N, (P, P, P, N, N, N, P, P, P, P, P, N, N, N, N, N, N, N)),
     "paged_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, N, N, N, N, N, F, N)),
+    "workspace": (N, (P,)),
+    "run_layers": (N, (P, P, N, P, P)),
 }
 """Result and argument types of each function `fl_<name>`."""
 
@@ -48,6 +50,8 @@ class Library:
     activate: Callable[..., Any]
     rope_and_cache: Callable[..., Any]
     paged_attention: Callable[..., Any]
+    workspace: Callable[..., Any]
+    run_layers: Callable[..., Any]
 
 
 def open_library(path: Path) -> Library:

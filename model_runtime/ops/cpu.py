@@ -144,7 +144,7 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
         rope.interleaved,
         batch.rope_rows_T.data_ptr(),
         batch.slots_T.data_ptr(),
-        *_kv_arguments(kv, batch, shape),
+        *kv_arguments(kv, batch.block_size, shape),
         kv.key_NHDB.shape[0] * batch.block_size,
         qkv_TE.shape[0],
         shape.num_heads,
@@ -163,7 +163,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
     out_TC = torch.empty(qkv_TE.shape[0], shape.num_heads * shape.head_dim)
     failed = library().paged_attention(
         qkv_TE.data_ptr(),
-        *_kv_arguments(kv, batch, shape),
+        *kv_arguments(kv, batch.block_size, shape),
         out_TC.data_ptr(),
         batch.query_starts_S1.data_ptr(),
         batch.kv_lens_S.data_ptr(),
@@ -217,10 +217,10 @@ def _assert_heads(qkv_TE: Tensor, shape: HeadShape) -> None:
     assert qkv_TE.shape[1] == width, f"qkv has {qkv_TE.shape[1]} columns, the heads need {width}"
 
 
-def _kv_arguments(kv: KVLayer, batch: Batch, shape: HeadShape) -> tuple[int, int, int, int]:
+def kv_arguments(kv: KVLayer, block_size: int, shape: HeadShape) -> tuple[int, int, int, int]:
     """Keys, values, scales and how they are stored, for a kernel. Their layout must be that of the batch and heads."""
     heads = (kv.key_NHDB.shape[0], shape.num_kv_heads)
-    expected = (*heads, shape.head_dim, batch.block_size)
+    expected = (*heads, shape.head_dim, block_size)
     assert kv.key_NHDB.shape == expected, f"keys are {tuple(kv.key_NHDB.shape)}, expected {expected}"
     dtype = kv.key_NHDB.dtype
     assert dtype in KV_STORAGE and kv.value_NHBD.dtype == dtype, f"no kernel for a KV cache of {dtype}"
@@ -229,6 +229,6 @@ def _kv_arguments(kv: KVLayer, batch: Batch, shape: HeadShape) -> tuple[int, int
     scales = 0
     if kv.scales_NH2B is not None:
         _assert_plain(kv.scales_NH2B)
-        assert kv.scales_NH2B.shape == (*heads, 2, batch.block_size), "scales are not those of the keys and values"
+        assert kv.scales_NH2B.shape == (*heads, 2, block_size), "scales are not those of the keys and values"
         scales = kv.scales_NH2B.data_ptr()
     return kv.key_NHDB.data_ptr(), kv.value_NHBD.data_ptr(), scales, KV_STORAGE[dtype]

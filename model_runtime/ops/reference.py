@@ -8,12 +8,22 @@ Legend: T tokens, K input features, N output features, H query heads, G key/valu
 E = (H + 2 G) D, F intermediate features, R rotated channels, B tokens in a block, Q queries and L keys of a sequence.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer, quantise
-from model_runtime.ops.registry import Activation, HeadShape, PackedWeight, RopeTable, register
+from model_runtime.ops.registry import (
+    Activation,
+    DenseLayer,
+    HeadShape,
+    LayerStack,
+    PackedWeight,
+    RopeTable,
+    register,
+)
 from model_runtime.quantized import LARGEST_IN_ROW, QuantizedMatrix, dequantize, quantize_rows
 
 
@@ -137,6 +147,12 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
         return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
     approximate = "tanh" if activation == "gelu_tanh" else "none"
     return torch.nn.functional.gelu(wide, approximate=approximate).to(x.dtype)
+
+
+@register("layer_program", "any")
+def layer_program(layers: Sequence[DenseLayer]) -> LayerStack | None:
+    """None: layers run one operation after the other."""
+    return None
 
 
 def _split_heads(qkv_TE: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,9 +8,9 @@ Legend: T tokens, K input features, N output features, H query heads, G key/valu
 E = (H + 2 G) D, F intermediate features, P positions of the rope table, R rotated channels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from model_runtime.kv_store import KVLayer
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
+GatedActivation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,14 @@ class PackedWeight:
         return self.data.numel() * self.data.element_size()
 
 
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Weight and optional bias [N] float32 of a linear layer."""
+
+    weight: PackedWeight
+    bias: Tensor | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
     """How a fused query/key/value row of E numbers is cut: H D query, then G D key, then G D value channels."""
@@ -59,6 +68,49 @@ class RopeTable:
     """[P, R / 2]"""
     sin_PR2: Tensor
     interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS-norm weights [D] of query and key heads."""
+
+    query_D: Tensor
+    key_D: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseLayer:
+    """A layer of grouped-query attention and a gated feed-forward block, as data. What it computes is said by the
+    decoder's layer and its blocks."""
+
+    eps: float
+    attention_norm_C: Tensor
+    attention_result_norm_C: Tensor | None
+    mlp_norm_C: Tensor
+    mlp_result_norm_C: Tensor | None
+    qkv: Linear
+    head_norms: HeadNorms | None
+    shape: HeadShape
+    scale: float
+    window: int
+    local_rope: bool
+    """Rotates by the second table of a step."""
+    output: Linear
+    gate_up: Linear
+    activation: GatedActivation
+    down: Linear
+
+
+class LayerStack(Protocol):
+    """The layers of a decoder, ready to run."""
+
+    def run(
+        self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: list[KVLayer]
+    ) -> Tensor:
+        """[T, C] -> [T, C] through some layers in order; may change x_TC. `ropes` are the step's table and that of the
+        layers with local rotations; `kv` has an entry for every layer of the decoder and is never changed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +141,9 @@ class Ops:
     """[T, 2 F] -> [T, F] = gelu(first half) * second half, gelu by its approximation with tanh (arXiv 1606.08415)."""
     activate: Callable[[Tensor, Activation], Tensor]
     """(x of any shape, which function) -> the function of every number. quick_gelu is x / (1 + exp(-1.702 x))."""
+    layer_program: Callable[[Sequence[DenseLayer]], LayerStack | None]
+    """All layers of a decoder -> something that runs them at once, with the results of the operations one by one; None
+    where there is no such thing."""
 
 
 Function = TypeVar("Function", bound=Callable[..., object])

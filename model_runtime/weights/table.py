@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from model_runtime.ops.registry import PackedWeight
+from model_runtime.ops.registry import Linear, PackedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,6 @@ def linear_table(name: str, slots: tuple[Slot, ...], columns: int, bias: bool) -
 def norm_table(name: str, key: str, width: int, *, less_one: bool) -> Parameter:
     """The weight of a norm, which the checkpoint holds under `key`.weight; less 1 if so said."""
     return Parameter(name=name, slots=(Slot(f"{key}.weight", width),), added=1.0 if less_one else 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """Weight and optional bias [N] float32 of a linear layer."""
-
-    weight: PackedWeight
-    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from model_runtime.kernels import build as building
 from model_runtime.kernels.build import BuildError, build, describe
 from model_runtime.kernels.library import SIGNATURES, library, open_library
 from model_runtime.ops import load_ops
+from model_runtime.ops.program import CHeads, CKVLayer, CLayer, CMatrix, CRope, CStep, CStepBatch
 from model_runtime.ops.registry import select
 
 TINY_SOURCE = 'extern "C" long long fl_answer() { return 42; }\n'
@@ -157,3 +158,18 @@ def test_signatures_are_those_of_the_sources() -> None:
         assert len(parameters) == len(arguments), name
         for parameter, kind in zip(parameters, arguments, strict=True):
             assert re.search(kinds[kind], parameter), f"{name}: {parameter}"
+
+
+def test_structures_are_those_of_the_sources() -> None:
+    code = "".join((building.SOURCE_DIR / name).read_text() for name in (*building.SOURCES, *building.HEADERS))
+    types = {ctypes.c_int64: "int64_t", ctypes.c_float: "float", ctypes.c_void_p: "*"}
+    for structure in (CMatrix, CHeads, CRope, CStepBatch, CKVLayer, CLayer, CStep):
+        name = structure.__name__[1:]
+        body = re.search(rf"struct {name} {{(.*?)}};", code, re.S)
+        assert body is not None, name
+        declared = []
+        for declaration in re.sub(r"//.*", "", body[1]).split(";")[:-1]:
+            kind, names = re.fullmatch(r"\s*(?:const )?(\w+) ?(.*)", declaration, re.S).groups()
+            declared += [(field.strip(" *\n"), "*" if "*" in field else kind) for field in names.split(",")]
+        expected = [(field, types.get(kind, kind.__name__[1:])) for field, kind in structure._fields_]
+        assert declared == expected, name

@@ -1,0 +1,134 @@
+"""A layer of a decoder with its weight table, and how layers are run: one operation after the other, which defines what
+they compute, or all of them in one compiled call with the same results. Called by the decoder, engine and workers.
+
+Legend: T tokens of the step, C hidden size.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from torch import Tensor
+
+from model_runtime.batch import Batch
+from model_runtime.blocks.attention import Attention, attention_table
+from model_runtime.blocks.mla import LatentAttentionBlock, latent_attention_table
+from model_runtime.blocks.mlp import MLP, mlp_table
+from model_runtime.blocks.moe import MixtureOfExperts, moe_table
+from model_runtime.config import ModelConfig
+from model_runtime.kv_store import KVLayer
+from model_runtime.ops.registry import DenseLayer, LayerStack, Ops, RopeTable
+from model_runtime.weights.table import Parameter, Parameters, norm_table
+
+PRE_NORMS: Mapping[str, str] = MappingProxyType(
+    {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+)
+SANDWICH_NORMS: Mapping[str, str] = MappingProxyType(
+    {
+        "attention_norm": "input_layernorm",
+        "attention_result_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_result_norm": "post_feedforward_layernorm",
+    }
+)
+"""Parameters of a layer and the checkpoint's names for them."""
+
+
+def wide_norm_table(config: ModelConfig, name: str, key: str) -> Parameter:
+    """The weight of a norm of hidden states."""
+    return norm_table(name, key, config.hidden_size, less_one=config.norm_weights_less_one)
+
+
+def layer_table(config: ModelConfig, layer: int) -> list[Parameter]:
+    """The parameters of a layer, in the order in which they are loaded."""
+    name, key = f"layers.{layer}", f"model.layers.{layer}"
+    norms = SANDWICH_NORMS if config.sandwich_norms else PRE_NORMS
+    attention = attention_table if config.latent is None else latent_attention_table
+    feed_forward = moe_table if _has_experts(config, layer) else mlp_table
+    return [
+        *(wide_norm_table(config, f"{name}.{norm}", f"{key}.{norm_key}") for norm, norm_key in norms.items()),
+        *attention(config, f"{name}.attention", f"{key}.self_attn"),
+        *feed_forward(config, f"{name}.mlp", f"{key}.mlp"),
+    ]
+
+
+def _has_experts(config: ModelConfig, layer: int) -> bool:
+    return config.experts is not None and layer >= config.experts.first_layer
+
+
+class Layer:
+    """x + attention(norm(x)), then x + mlp(norm(x)); in a sandwich, each summand passes a norm of its own."""
+
+    def __init__(self, config: ModelConfig, layer: int, parameters: Parameters) -> None:
+        name, vectors = f"layers.{layer}", parameters.vectors
+        self.eps = config.rms_norm_eps
+        self.is_local = config.local_rope is not None and config.sliding_windows[layer] > 0
+        self.attention_norm_C = vectors[f"{name}.attention_norm"]
+        self.attention: Attention | LatentAttentionBlock
+        if config.latent is None:
+            self.attention = Attention(config, layer, f"{name}.attention", parameters)
+        else:
+            self.attention = LatentAttentionBlock(config, f"{name}.attention", parameters)
+        self.attention_result_norm_C = vectors.get(f"{name}.attention_result_norm")
+        self.mlp_norm_C = vectors[f"{name}.mlp_norm"]
+        feed_forward = MixtureOfExperts if _has_experts(config, layer) else MLP
+        self.mlp = feed_forward(config, f"{name}.mlp", parameters)
+        self.mlp_result_norm_C = vectors.get(f"{name}.mlp_result_norm")
+
+    def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:
+        """[T, C] -> [T, C]; may change x_TC."""
+        normed_TC = ops.rms_norm(x_TC, self.attention_norm_C, self.eps)
+        x_TC += self._normed(ops, self.attention.forward(ops, normed_TC, rope, batch, kv), self.attention_result_norm_C)
+        normed_TC = ops.rms_norm(x_TC, self.mlp_norm_C, self.eps)
+        x_TC += self._normed(ops, self.mlp.forward(ops, normed_TC), self.mlp_result_norm_C)
+        return x_TC
+
+    def dense(self) -> DenseLayer | None:
+        """The layer as data, if it is of the dense kind."""
+        attention, mlp = self.attention, self.mlp
+        if not isinstance(attention, Attention) or not isinstance(mlp, MLP):
+            return None
+        return DenseLayer(
+            eps=self.eps,
+            attention_norm_C=self.attention_norm_C,
+            attention_result_norm_C=self.attention_result_norm_C,
+            mlp_norm_C=self.mlp_norm_C,
+            mlp_result_norm_C=self.mlp_result_norm_C,
+            qkv=attention.qkv,
+            head_norms=attention.norms,
+            shape=attention.shape,
+            scale=attention.scale,
+            window=attention.window,
+            local_rope=self.is_local,
+            output=attention.output,
+            gate_up=mlp.gate_up,
+            activation=mlp.activation,
+            down=mlp.down,
+        )
+
+    def _normed(self, ops: Ops, result_TC: Tensor, weight_C: Tensor | None) -> Tensor:
+        return result_TC if weight_C is None else ops.rms_norm(result_TC, weight_C, self.eps)
+
+
+class EagerLayers:
+    """The definition of a `LayerStack`: one operation after the other."""
+
+    def __init__(self, ops: Ops, layers: Sequence[Layer]) -> None:
+        self._ops, self._layers = ops, layers
+
+    def run(
+        self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: list[KVLayer]
+    ) -> Tensor:
+        """[T, C] -> [T, C]; may change x_TC."""
+        assert len(kv) == len(self._layers), f"{len(kv)} caches for {len(self._layers)} layers"
+        for index in layers:
+            layer = self._layers[index]
+            x_TC = layer.forward(self._ops, x_TC, ropes[layer.is_local], batch, kv[index])
+        return x_TC
+
+
+def layer_stack(ops: Ops, layers: Sequence[Layer]) -> LayerStack:
+    """Compiled, if the layers are all dense and there is a way."""
+    dense = [layer.dense() for layer in layers]
+    every = [layer for layer in dense if layer is not None]
+    program = ops.layer_program(every) if len(every) == len(layers) else None
+    return EagerLayers(ops, layers) if program is None else program

@@ -1,0 +1,207 @@
+"""All dense layers of a decoder in one call of the compiled kernels: a step does not return to Python between them.
+Registered for 'cpu'; engine and worker processes.
+
+Made once by the decoder through `Ops.layer_program`, run once a step or, where images add features after the first
+layers, once for each of these. The structures are those of `linear.h`, `layer_ops.h` and `layers.cpp`; a test compares
+the two.
+"""
+
+from collections.abc import Sequence
+from ctypes import Structure, byref, c_float, c_int64, c_void_p, sizeof
+
+import torch
+from torch import Tensor
+
+from model_runtime.batch import Batch
+from model_runtime.kernels.library import library
+from model_runtime.kv_store import KVLayer
+from model_runtime.ops.cpu import STORAGE, kv_arguments
+from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Linear, RopeTable, register
+
+
+class CMatrix(Structure):
+    """A packed matrix and its bias."""
+
+    _fields_ = (("data", c_void_p), ("bias", c_void_p), ("format", c_int64), ("N", c_int64), ("K", c_int64))
+
+
+class CHeads(Structure):
+    """How a row of queries, keys and values is cut."""
+
+    _fields_ = (("H", c_int64), ("G", c_int64), ("D", c_int64))
+
+
+class CRope(Structure):
+    """A table of rotations."""
+
+    _fields_ = (("cos", c_void_p), ("sin", c_void_p), ("P", c_int64), ("R", c_int64), ("interleaved", c_int64))
+
+
+class CStepBatch(Structure):
+    """The arrays of a `Batch`."""
+
+    _fields_ = (
+        ("query_starts", c_void_p),
+        ("kv_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("table_starts", c_void_p),
+        ("rope_rows", c_void_p),
+        ("slots", c_void_p),
+        ("visible_ends", c_void_p),
+        ("T", c_int64),
+        ("S", c_int64),
+        ("B", c_int64),
+    )
+
+
+class CKVLayer(Structure):
+    """The cache of a layer."""
+
+    _fields_ = (
+        ("key", c_void_p),
+        ("value", c_void_p),
+        ("scales", c_void_p),
+        ("storage", c_int64),
+        ("num_slots", c_int64),
+    )
+
+
+class CLayer(Structure):
+    """A `DenseLayer`."""
+
+    _fields_ = (
+        ("qkv", CMatrix),
+        ("output", CMatrix),
+        ("gate_up", CMatrix),
+        ("down", CMatrix),
+        ("attention_norm", c_void_p),
+        ("attention_result_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("mlp_result_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("heads", CHeads),
+        ("window", c_int64),
+        ("local_rope", c_int64),
+        ("gelu", c_int64),
+        ("scale", c_float),
+        ("eps", c_float),
+    )
+
+
+class CStep(Structure):
+    """What all layers of a step share."""
+
+    _fields_ = (("batch", CStepBatch), ("rope", CRope), ("local_rope", CRope), ("workspace", c_void_p))
+
+
+class LayerProgram:
+    """A `LayerStack` in compiled code. Keeps the addresses of weights and of the KV cache."""
+
+    def __init__(self, layers: Sequence[DenseLayer]) -> None:
+        self._layers = tuple(layers)
+        """Holds the memory that `_structures` point to."""
+        self._structures = (CLayer * len(layers))(*(_layer(layer) for layer in layers))
+        self._floats_per_token = max(library().workspace(byref(layer)) for layer in self._structures)
+        self._kv: list[KVLayer] = []
+        self._caches = (CKVLayer * 0)()
+
+    def run(
+        self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: list[KVLayer]
+    ) -> Tensor:
+        """[T, C] -> [T, C], in place. Numbers from the batch that index memory are checked."""
+        num_tokens = batch.num_tokens
+        assert x_TC.shape == (num_tokens, self._structures[0].output.N), f"hidden states are {tuple(x_TC.shape)}"
+        assert 0 <= layers.start < layers.stop <= len(self._layers) and layers.step == 1, f"there are no {layers}"
+        self._bind(kv, batch.block_size)
+        workspace = torch.empty(self._floats_per_token * num_tokens)
+        step = CStep(_batch(batch), *(_rope(rope, self._layers[0].shape) for rope in ropes), workspace.data_ptr())
+        failed = library().run_layers(
+            byref(self._structures, layers.start * sizeof(CLayer)),
+            byref(self._caches, layers.start * sizeof(CKVLayer)),
+            len(layers),
+            byref(step),
+            _pointer(x_TC),
+        )
+        assert not failed, (
+            "a position, slot or key of the batch is outside the rope table, the KV cache or its sequence"
+        )
+        return x_TC
+
+    def _bind(self, kv: list[KVLayer], block_size: int) -> None:
+        """Take the addresses of a KV cache unless they are known: the runner has one, whose tensors stay."""
+        if kv is self._kv:
+            return
+        assert len(kv) == len(self._layers), f"{len(kv)} caches for {len(self._layers)} layers"
+        caches = (
+            CKVLayer(*kv_arguments(cache, block_size, layer.shape), cache.key_NHDB.shape[0] * block_size)
+            for cache, layer in zip(kv, self._layers, strict=True)
+        )
+        self._kv, self._caches = kv, (CKVLayer * len(kv))(*caches)
+
+
+@register("layer_program", "cpu")
+def layer_program(layers: Sequence[DenseLayer]) -> LayerStack | None:
+    """Every layer in one call."""
+    return LayerProgram(layers)
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    """Address of contiguous float32 numbers."""
+    if tensor is None:
+        return None
+    assert tensor.dtype == torch.float32 and tensor.is_contiguous(), f"expected contiguous float32, got {tensor.dtype}"
+    return tensor.data_ptr()
+
+
+def _matrix(linear: Linear) -> CMatrix:
+    weight, bias = linear.weight, linear.bias
+    assert bias is None or bias.numel() == weight.num_rows, "a bias has a number for each output"
+    data = weight.data
+    return CMatrix(data.data_ptr(), _pointer(bias), STORAGE[data.dtype], weight.num_rows, weight.num_columns)
+
+
+def _layer(layer: DenseLayer) -> CLayer:
+    shape, norms = layer.shape, layer.head_norms
+    query_rows, width = shape.num_heads * shape.head_dim, layer.output.weight.num_rows
+    assert layer.qkv.weight.num_rows == query_rows + 2 * shape.num_kv_heads * shape.head_dim
+    assert layer.output.weight.num_columns == query_rows
+    assert layer.gate_up.weight.num_rows == 2 * layer.down.weight.num_columns
+    assert {layer.qkv.weight.num_columns, layer.gate_up.weight.num_columns, layer.down.weight.num_rows} == {width}
+    assert norms is None or norms.eps == layer.eps
+    return CLayer(
+        *(_matrix(linear) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+        _pointer(layer.attention_norm_C),
+        _pointer(layer.attention_result_norm_C),
+        _pointer(layer.mlp_norm_C),
+        _pointer(layer.mlp_result_norm_C),
+        None if norms is None else _pointer(norms.query_D),
+        None if norms is None else _pointer(norms.key_D),
+        CHeads(shape.num_heads, shape.num_kv_heads, shape.head_dim),
+        layer.window,
+        layer.local_rope,
+        layer.activation == "gelu_tanh",
+        layer.scale,
+        layer.eps,
+    )
+
+
+def _rope(rope: RopeTable, shape: HeadShape) -> CRope:
+    num_positions, half = rope.cos_PR2.shape
+    assert 2 * half <= shape.head_dim, f"{2 * half} rotated channels in a head of {shape.head_dim}"
+    return CRope(_pointer(rope.cos_PR2), _pointer(rope.sin_PR2), num_positions, 2 * half, rope.interleaved)
+
+
+def _batch(batch: Batch) -> CStepBatch:
+    return CStepBatch(
+        batch.query_starts_S1.data_ptr(),
+        batch.kv_lens_S.data_ptr(),
+        batch.block_tables.data_ptr(),
+        batch.table_starts_S1.data_ptr(),
+        batch.rope_rows_T.data_ptr(),
+        batch.slots_T.data_ptr(),
+        None if batch.visible_ends_T is None else batch.visible_ends_T.data_ptr(),
+        batch.num_tokens,
+        batch.num_sequences,
+        batch.block_size,
+    )

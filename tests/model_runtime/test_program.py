@@ -1,0 +1,203 @@
+"""All layers in one compiled call give what the operations one by one give, bit for bit: hidden states and KV cache."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_runtime.batch import Batch, ImageRows
+from model_runtime.config import Experts, ModelConfig, RopeConfig
+from model_runtime.kv_store import KVLayer
+from model_runtime.models.decoder import Decoder, decoder_table
+from model_runtime.models.layer import EagerLayers
+from model_runtime.ops import set_threads
+from model_runtime.ops.program import LayerProgram
+from model_runtime.ops.registry import HeadShape, Ops, PackedWeight, select
+from model_runtime.quantized import quantize
+from model_runtime.weights.table import Parameter, Parameters
+from tests.model_runtime.op_cases import CPU, Span, batch_of, compiled, fill_cache, kv_cache, randn
+
+BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 40, 128
+QUERY_LENS, KV_LENS = [1, 7, 1, 20], [1, 40, 70, 20]
+PLAIN = ModelConfig(
+    family="llama",
+    vocab_size=50,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    max_position=MAX_LEN,
+    rope=RopeConfig(theta=10000.0, rotary_dim=16),
+    sliding_windows=(0, 0, 0),
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    tie_word_embeddings=True,
+    eos_token_ids=(2,),
+)
+LOCAL = RopeConfig(theta=100.0, rotary_dim=16)
+MROPE = RopeConfig(theta=10000.0, rotary_dim=16, mrope_sections=(2, 3, 3))
+CONFIGS = {
+    "plain": PLAIN,
+    "biases": replace(PLAIN, qkv_bias=True, output_bias=True, mlp_bias=True),
+    "qk norm": replace(PLAIN, qk_norm=True, num_heads=6, num_kv_heads=2, tie_word_embeddings=False),
+    "windows": replace(PLAIN, sliding_windows=(0, 9, 30), attention_scale=0.3),
+    "half rotated in pairs": replace(PLAIN, rope=RopeConfig(theta=10000.0, rotary_dim=8, interleaved=True)),
+    "sandwich": replace(
+        PLAIN,
+        qk_norm=True,
+        sandwich_norms=True,
+        norm_weights_less_one=True,
+        activation="gelu_tanh",
+        local_rope=LOCAL,
+        sliding_windows=(9, 9, 0),
+        embedding_scale=8.0,
+    ),
+    "three positions": replace(PLAIN, rope=MROPE, qkv_bias=True),
+    "deepstack": replace(PLAIN, rope=replace(MROPE, mrope_interleaved=True), num_deepstack=2),
+}
+
+
+def parameter_of(parameter: Parameter, seed: int) -> Tensor:
+    if parameter.columns is None:
+        return 1.0 + 0.2 * randn(parameter.rows, seed=seed)
+    return 0.2 * randn(parameter.rows, parameter.columns, seed=seed)
+
+
+def packed(ops: Ops, weight: Tensor, storage: str) -> PackedWeight:
+    match storage:
+        case "q8_0" | "q4_0":
+            return ops.pack_quantized(quantize(weight, storage), True)
+        case _:
+            return ops.pack(weight.to({"float32": torch.float32, "bfloat16": torch.bfloat16}[storage]))
+
+
+def make_decoder(config: ModelConfig, ops: Ops, storage: str = "float32") -> Decoder:
+    parameters = Parameters({}, {})
+    for seed, parameter in enumerate(decoder_table(config)):
+        tensor = parameter_of(parameter, seed)
+        if parameter.columns is None:
+            parameters.vectors[parameter.name] = tensor
+        else:
+            parameters.matrices[parameter.name] = packed(ops, tensor, storage)
+    return Decoder(config, parameters, ops, CPU, MAX_LEN)
+
+
+def make_batch(config: ModelConfig, spans: tuple[Span, ...] = ()) -> Batch:
+    """Sequences that decode, continue a prompt and begin one; with image rows where the model has use for them."""
+    batch = batch_of(QUERY_LENS, KV_LENS, BLOCK_SIZE, NUM_BLOCKS, spans=spans)
+    ids = torch.arange(batch.num_tokens, dtype=torch.int32)
+    if not config.rope.mrope_sections:
+        return replace(batch, token_ids_T=ids)
+    embeddings = [randn(5, config.hidden_size, seed=index) for index in range(1 + config.num_deepstack)]
+    images = (ImageRows(start=3, embeddings_NC=embeddings[0], deepstack_NC=tuple(embeddings[1:])),)
+    positions = (ids[:, None] + torch.tensor([[0, 1, 2]], dtype=torch.int32)).contiguous()
+    return replace(batch, token_ids_T=ids, rope_positions_T3=positions, images=images)
+
+
+def caches(config: ModelConfig, batch: Batch, dtype: torch.dtype = torch.float32) -> list[KVLayer]:
+    shape = HeadShape(num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+    layers = [kv_cache(shape, NUM_BLOCKS, BLOCK_SIZE, dtype) for _ in range(config.num_layers)]
+    for seed, layer in enumerate(layers):
+        fill_cache(layer, batch, seed)
+    return layers
+
+
+def contents(layer: KVLayer) -> list[Tensor]:
+    tensors = (layer.key_NHDB, layer.value_NHBD, layer.scales_NH2B)
+    return [tensor.float().nan_to_num(1e9) for tensor in tensors if tensor is not None]
+
+
+def assert_same(decoder: Decoder, batch: Batch, kv_dtype: torch.dtype = torch.float32) -> None:
+    """The program against the operations one by one, with one thread and two."""
+    config = decoder.config
+    program, eager = decoder.stack, EagerLayers(decoder.ops, decoder.layers)
+    assert isinstance(program, LayerProgram)
+    before = torch.get_num_threads()
+    kv_expected = caches(config, batch, kv_dtype)
+    decoder.stack = eager
+    expected = decoder.forward(batch, kv_expected)
+    assert expected.isfinite().all()
+    decoder.stack = program
+    for threads in (1, 2):
+        set_threads(threads)
+        kv = caches(config, batch, kv_dtype)
+        assert torch.equal(decoder.forward(batch, kv), expected)
+        for layer, layer_expected in zip(kv, kv_expected, strict=True):
+            assert all(map(torch.equal, contents(layer), contents(layer_expected)))
+    set_threads(before)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_kind_of_dense_layer(name: str) -> None:
+    decoder = make_decoder(CONFIGS[name], compiled())
+    assert_same(decoder, make_batch(decoder.config))
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "q8_0", "q4_0"])
+def test_every_storage_of_weights(storage: str) -> None:
+    decoder = make_decoder(CONFIGS["biases"], compiled(), storage)
+    assert_same(decoder, make_batch(decoder.config))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
+def test_every_storage_of_the_cache(dtype: torch.dtype) -> None:
+    decoder = make_decoder(PLAIN, compiled())
+    assert_same(decoder, make_batch(PLAIN), dtype)
+
+
+def test_images_that_attend_to_themselves_both_ways() -> None:
+    decoder = make_decoder(CONFIGS["sandwich"], compiled())
+    assert_same(decoder, make_batch(decoder.config, spans=((1, 34, 38), (3, 2, 9))))
+
+
+def test_a_wide_step_is_shared_between_threads() -> None:
+    """Enough tokens that every operation is cut into pieces."""
+    config = replace(PLAIN, hidden_size=128, intermediate_size=192, num_layers=1, sliding_windows=(0,))
+    decoder = make_decoder(config, compiled())
+    batch = batch_of([100, 100], [100, 110], BLOCK_SIZE, NUM_BLOCKS)
+    assert_same(decoder, batch)
+
+
+def test_a_second_cache_takes_the_place_of_the_first() -> None:
+    decoder = make_decoder(PLAIN, compiled())
+    batch = make_batch(PLAIN)
+    first, second = caches(PLAIN, batch), caches(PLAIN, batch)
+    expected = decoder.forward(batch, first)
+    assert torch.equal(decoder.forward(batch, second), expected)
+    assert torch.equal(first[0].key_NHDB.nan_to_num(), second[0].key_NHDB.nan_to_num())
+
+
+def test_other_layers_and_plain_torch_run_one_by_one() -> None:
+    ops = compiled()
+    experts = Experts(
+        first_layer=1,
+        num_experts=2,
+        num_chosen=1,
+        num_groups=1,
+        num_chosen_groups=1,
+        intermediate_size=32,
+        shared_size=32,
+        renormalise=True,
+        scale=1.0,
+    )
+    assert isinstance(make_decoder(replace(PLAIN, experts=experts), ops).stack, EagerLayers)
+    assert isinstance(make_decoder(PLAIN, select("any")).stack, EagerLayers)
+
+
+def test_numbers_that_index_memory_are_checked() -> None:
+    decoder = make_decoder(PLAIN, compiled())
+    batch = make_batch(PLAIN)
+    kv = caches(PLAIN, batch)
+    beyond = torch.full_like(batch.slots_T, NUM_BLOCKS * BLOCK_SIZE)
+    with pytest.raises(AssertionError, match="outside"):
+        decoder.forward(replace(batch, slots_T=beyond), kv)
+    with pytest.raises(AssertionError, match="outside"):
+        decoder.forward(replace(batch, rope_rows_T=batch.rope_rows_T + MAX_LEN), kv)
+    with pytest.raises(AssertionError, match="caches for 3 layers"):
+        decoder.forward(batch, kv[:2])
