@@ -1,4 +1,4 @@
-"""The command `firstlight`: serve, chat, loadtest, doctor. Parses, then hands over to a module of its own."""
+"""The command `firstlight`: serve, chat, loadtest, quality, doctor. Parses, then hands over to a module of its own."""
 
 import argparse
 import importlib.metadata
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from loadtest.arguments import add_arguments as add_loadtest_arguments
-from server import chat_command, doctor, serve_command
+from server import chat_command, doctor, quality_command, serve_command
 from server.config import add_arguments, resolve
 from server.embedded import EmbeddedModelMissing
 from server.models import ModelNotFound
@@ -47,6 +47,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Load any server with OpenAI's API over HTTP and measure it: latency, throughput, goodput, errors.",
     )
     add_loadtest_arguments(load)
+    quality = commands.add_parser(
+        "quality",
+        help="what quantisation costs a model",
+        description="Compare a model as the options ask for with itself in float32, on real text: KL divergence, top-1 "
+        "agreement, perplexity.",
+        epilog="example: firstlight quality ~/checkpoints/Qwen3-0.6B --quantization int8 --min-agreement 0.98",
+    )
+    quality_command.add_arguments(quality)
     check = commands.add_parser(
         "doctor",
         help="check this machine",
@@ -71,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             from loadtest import command
 
             code = command.run(arguments)
+        elif arguments.command == "quality":
+            code = quality_command.run(arguments)
         else:
             code = doctor.run(arguments)
     except (OptionError, ModelNotFound, EmbeddedModelMissing) as error:
