@@ -51,6 +51,11 @@ class Batch:
     """[T], in models whose images attend in both directions, for steps with images: one past the last position that a
     token sees, which is the end of its image, or p + 1 outside of images. A window says where it begins as ever."""
     images: tuple[ImageRows, ...] = ()
+    key_starts_S1: Tensor | None = None
+    """[S + 1], on a GPU, where all block tables have the same length and the last entries of short ones mean nothing:
+    where the keys of sequence s would begin if those of all stood in a row."""
+    max_query_len: int = 0
+    """On a GPU, which would make the CPU wait if it were asked: the most tokens that a sequence has in this step."""
 
     @property
     def num_tokens(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from model_runtime.config import ModelConfig
+from model_runtime.device import activation_dtype
 from model_runtime.hf_config import read_hf_config
 from model_runtime.image_side import ImageSide, LoadedVision, load_image_side, read_image_side
 from model_runtime.models.composites import COMPOSITES
@@ -89,7 +90,7 @@ def _ignorable(config: ModelConfig, key: str) -> bool:
     return is_tied_head or key.endswith("rotary_emb.inv_freq") or key == ROPE_DIVISORS or key.startswith(drafts)
 
 
-def _every_position(config: ModelConfig, weight_bytes: int) -> int:
+def _every_position(config: ModelConfig, weight_bytes: int, dtype: torch.dtype) -> int:
     return config.max_position
 
 
@@ -114,14 +115,14 @@ def load_model(
     ops: Ops,
     device: torch.device,
     progress: Callable[[float], None],
-    length: Callable[[ModelConfig, int], int] = _every_position,
+    length: Callable[[ModelConfig, int, torch.dtype], int] = _every_position,
     precision: Precision = EXACT,
     cache: Path | None = None,
 ) -> LoadedModel:
     """Load a checkpoint. `progress` is told the finished share of the weights, 0 to 1. `length` is given the
-    architecture and the bytes of the weights, and answers how many positions the decoder needs tables for.
-    `precision` is that of the decoder; the image side is always exact. `cache` is a folder for prepared weights of the
-    decoder; only for weights in this machine's memory.
+    architecture, the bytes of the weights and the type of activations, and answers how many positions the decoder needs
+    tables for. `precision` is that of the decoder; the image side is always exact. `cache` is a folder for prepared
+    weights of the decoder; only for weights in this machine's memory.
 
     Raises CheckpointError for a checkpoint that is missing, damaged, inconsistent or not supported.
     """
@@ -140,9 +141,12 @@ def load_model(
     done.reach(decoder_count)
     vision = None if side is None else load_image_side(side, ops, device, done.add)
     weight_bytes = parameters.num_bytes + (0 if vision is None else vision.weight_bytes)
+    embedding = parameters.matrices["embedding"]
+    stored = None if embedding.quantized else embedding.data.dtype
+    dtype = activation_dtype(device, stored, exact=not precision.integer_rows)
     return LoadedModel(
         config=config,
-        decoder=Decoder(config, parameters, ops, device, length(config, weight_bytes)),
+        decoder=Decoder(config, parameters, ops, device, length(config, weight_bytes, dtype), dtype),
         vision=vision,
         weight_bytes=weight_bytes,
         description=f"{opened.family}, {count / 1e6:.1f} M parameters in {weight_bytes / 2**20:.0f} MiB",

@@ -20,6 +20,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firstlight"
 
 
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["none", "int8", "int4"]
 KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
@@ -37,7 +38,8 @@ class RuntimeConfig:
     memory_budget: int = field(
         default=0,
         metadata={
-            "help": "size of weights, activations and KV cache together; 0: half of the free memory at start",
+            "help": "size of weights, activations and KV cache together; 0: half of the free memory at start, of a "
+            "GPU's nine tenths",
             "unit": "bytes",
         },
     )
@@ -51,13 +53,19 @@ class RuntimeConfig:
     kv_cache_dtype: KVCacheDtype = field(
         default="auto",
         metadata={
-            "help": "how keys and values are stored; auto: float32; int8: with a scale for each token and head, "
-            "a quarter of the memory"
+            "help": "how keys and values are stored; auto: as activations, which is float32 on CPU; int8: with a scale "
+            "for each token and head, a quarter of the memory"
         },
+    )
+    device: DeviceChoice = field(
+        default="auto",
+        metadata={"help": "what computes; auto: a CUDA device of compute capability 8.0 or more if there is one"},
     )
     kernels: Literal["auto", "reference"] = field(
         default="auto",
-        metadata={"help": "auto: compiled CPU kernels where there is a C++ compiler; reference: plain torch"},
+        metadata={
+            "help": "auto: compiled CPU kernels where there is a C++ compiler, on a GPU torch's; reference: plain torch"
+        },
     )
     quantization: Quantization = field(
         default="none",
@@ -69,8 +77,9 @@ class RuntimeConfig:
     activation_dtype: Literal["auto", "float32"] = field(
         default="auto",
         metadata={
-            "help": "what is multiplied with matrices of integers; auto: rows quantised in blocks of 32, to 16 bits "
-            "for matrices of 8 and to 8 bits for matrices of 4; float32: exact and slower"
+            "help": "what is multiplied with matrices; auto: beside integers rows quantised in blocks of 32, to 16 "
+            "bits for matrices of 8 and to 8 bits for matrices of 4, on a GPU rows of the checkpoint's float type; "
+            "float32: exact and slower"
         },
     )
     prepare_weights: bool = field(

@@ -5,16 +5,19 @@ model length, end tokens) is in `Executor.info` and nowhere else.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo, cache_dir
-from model_runtime.host import available_memory, usable_cores
+from model_runtime.device import choose_device, default_budget
+from model_runtime.graphs import SPARE_BLOCKS, block_size, on_device
+from model_runtime.host import usable_cores
 from model_runtime.image_side import USUAL_SIDE
 from model_runtime.images import ImageStore
-from model_runtime.kv_store import STORAGE_TYPES, allocate, bytes_per_block
+from model_runtime.kv_store import allocate, bytes_per_block, storage_type
 from model_runtime.memory import (
     FLOAT_BYTES,
     ImageMemory,
@@ -27,7 +30,6 @@ from model_runtime.memory import (
     step_tokens,
 )
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
-from model_runtime.ops.registry import Ops
 from model_runtime.runner import Runner
 from model_runtime.weights.load import Precision
 from scheduler.config import SchedulerConfig
@@ -61,8 +63,9 @@ def load_runner(
 
     Raises CheckpointError for a model that cannot be read, PlanError for one that does not fit.
     """
-    budget = runtime.memory_budget or available_memory() // 2
-    device = torch.device("cpu")
+    device = choose_device(runtime.device)
+    budget = runtime.memory_budget or default_budget(device)
+    scheduler = replace(scheduler, block_size=block_size(device, scheduler.block_size))
     set_threads(runtime.threads or usable_cores())
     progress("preparing kernels", 0.0)
     ops = load_ops(device, runtime.kernels)
@@ -71,34 +74,44 @@ def load_runner(
         ops,
         device,
         lambda fraction: progress("loading weights", fraction),
-        lambda config, weight_bytes: _size(config, weight_bytes, runtime, scheduler, budget).max_model_len,
+        lambda config, size, dtype: _size(config, size, dtype, runtime, scheduler, budget).max_model_len,
         Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto"),
         cache_dir() / "prepared" if runtime.prepare_weights and is_compiled(ops) else None,
     )
-    info = _plan(model, ops, runtime, scheduler, budget)
-    config = model.config
+    info = _plan(model, describe(ops, device), runtime, scheduler, budget)
+    kv_type = storage_type(runtime.kv_cache_dtype, model.decoder.dtype)
+    return _runner(model, info, kv_type, scheduler.max_num_seqs, device), info
+
+
+def _runner(
+    model: LoadedModel, info: RuntimeInfo, kv_type: torch.dtype, max_num_seqs: int, device: torch.device
+) -> Runner:
+    config, decoder = model.config, model.decoder
+    on_cpu = device.type == "cpu"
     kv = allocate(
         num_layers=config.num_layers,
-        num_blocks=info.num_blocks,
+        num_blocks=info.num_blocks if on_cpu else info.num_blocks + SPARE_BLOCKS,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         block_size=info.block_size,
-        dtype=STORAGE_TYPES[runtime.kv_cache_dtype],
+        dtype=kv_type,
         device=device,
     )
     vision = model.vision
     images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device)
-    return Runner(model.decoder, kv, info.block_size, device, images, config.bidirectional_images), info
+    served = decoder if on_cpu else on_device(decoder, kv, device, info, max_num_seqs)
+    return Runner(served, kv, info.block_size, torch.device("cpu"), images, config.bidirectional_images)
 
 
-def _block_bytes(config: ModelConfig, runtime: RuntimeConfig, block_size: int) -> int:
-    dtype = STORAGE_TYPES[runtime.kv_cache_dtype]
+def _block_bytes(config: ModelConfig, runtime: RuntimeConfig, block_size: int, activations: torch.dtype) -> int:
+    dtype = storage_type(runtime.kv_cache_dtype, activations)
     return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
 
 
 def _size(
     config: ModelConfig,
     weight_bytes: int,
+    activations: torch.dtype,
     runtime: RuntimeConfig,
     scheduler: SchedulerConfig,
     budget: int,
@@ -111,7 +124,7 @@ def _size(
         scheduler,
         budget=budget,
         weight_bytes=weight_bytes,
-        block_bytes=_block_bytes(config, runtime, scheduler.block_size),
+        block_bytes=_block_bytes(config, runtime, scheduler.block_size, activations),
         position_bytes=rope_bytes(config),
         images=images,
     )
@@ -125,8 +138,12 @@ def _check_image_cache(given: int, needed: int) -> None:
         )
 
 
-def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> RuntimeInfo:
-    config, kv_type = model.config, str(STORAGE_TYPES[runtime.kv_cache_dtype]).removeprefix("torch.")
+def _plan(
+    model: LoadedModel, computes: str, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int
+) -> RuntimeInfo:
+    """`computes` says to people what computes."""
+    config, activations = model.config, model.decoder.dtype
+    kv_type = str(storage_type(runtime.kv_cache_dtype, activations)).removeprefix("torch.")
     bytes_per_embedding = FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack)
     images, largest = None, 0
     if model.vision is not None:
@@ -134,7 +151,7 @@ def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: Sched
         tower = model.vision.encoder.config
         largest = image_pixels(tower, model.vision.largest_image, scheduler.max_encode_pixels, budget)
         images = ImageMemory(cache=runtime.encoder_cache_bytes, encode=encode_bytes(tower, largest))
-    pool = _size(config, model.weight_bytes, runtime, scheduler, budget, images)
+    pool = _size(config, model.weight_bytes, activations, runtime, scheduler, budget, images)
     return RuntimeInfo(
         max_model_len=pool.max_model_len,
         vocab_size=config.vocab_size,
@@ -142,11 +159,11 @@ def _plan(model: LoadedModel, ops: Ops, runtime: RuntimeConfig, scheduler: Sched
         num_blocks=pool.num_blocks,
         block_size=scheduler.block_size,
         weight_bytes=model.weight_bytes,
-        kv_bytes=pool.num_blocks * _block_bytes(config, runtime, scheduler.block_size),
+        kv_bytes=pool.num_blocks * _block_bytes(config, runtime, scheduler.block_size, activations),
         max_num_batched_tokens=step_tokens(config, scheduler),
         bytes_per_embedding=0 if images is None else bytes_per_embedding,
         max_image_pixels=largest,
         encoder_cache_bytes=0 if images is None else images.cache,
         whole_span=config.image_span,
-        description=f"{model.description}, KV cache in {kv_type}, {describe(ops)}",
+        description=f"{model.description}, KV cache in {kv_type}, {computes}",
     )

@@ -15,30 +15,45 @@ from model_runtime.config import KVCacheDtype
 
 STORAGE_TYPES: Mapping[KVCacheDtype, torch.dtype] = MappingProxyType(
     {
-        "auto": torch.float32,
         "float32": torch.float32,
         "float16": torch.float16,
         "bfloat16": torch.bfloat16,
         "int8": torch.int8,
     }
 )
-"""What `RuntimeConfig.kv_cache_dtype` stands for."""
+"""What `RuntimeConfig.kv_cache_dtype` stands for, unless it is auto."""
 LARGEST = 127
 """Of the integers that int8 keys and values are stored as; -128 is not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """Keys and values of one layer.
+    """Keys and values of one layer: N blocks, H key/value heads, D channels of a head, B tokens in a block.
 
-    Keys are stored transposed within a block, so that one vector load holds the same channel of neighbouring tokens:
-    N blocks, H key/value heads, D channels of a head, B tokens in a block.
+    The order of dimensions is that of memory on CPU: keys are transposed within a block, so that one vector load holds
+    the same channel of neighbouring tokens. On other devices memory is [N, B, H, D], as attention takes it there, and
+    these are views of it.
     """
 
     key_NHDB: Tensor
     value_NHBD: Tensor
     scales_NH2B: Tensor | None = None
     """float32, only with int8: what the integers of a head's key, and of its value, are multiples of."""
+
+    @property
+    def key_NBHD(self) -> Tensor:
+        """The keys token by token; contiguous on devices other than the CPU."""
+        return self.key_NHDB.permute(0, 3, 1, 2)
+
+    @property
+    def value_NBHD(self) -> Tensor:
+        """The values token by token; contiguous on devices other than the CPU."""
+        return self.value_NHBD.transpose(1, 2)
+
+
+def storage_type(asked: KVCacheDtype, activations: torch.dtype) -> torch.dtype:
+    """How keys and values are stored; auto: as they are computed."""
+    return STORAGE_TYPES.get(asked, activations)
 
 
 def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
@@ -62,10 +77,14 @@ def allocate(
     heads = (num_blocks, num_kv_heads)
 
     def layer() -> KVLayer:
-        key_NHDB = torch.empty(*heads, head_dim, block_size, dtype=dtype, device=device)
-        value_NHBD = torch.empty(*heads, block_size, head_dim, dtype=dtype, device=device)
         scales_NH2B = torch.empty(*heads, 2, block_size, device=device) if dtype == torch.int8 else None
-        return KVLayer(key_NHDB, value_NHBD, scales_NH2B)
+        if device.type == "cpu":
+            key_NHDB = torch.empty(*heads, head_dim, block_size, dtype=dtype)
+            value_NHBD = torch.empty(*heads, block_size, head_dim, dtype=dtype)
+            return KVLayer(key_NHDB, value_NHBD, scales_NH2B)
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        key_NBHD, value_NBHD = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+        return KVLayer(key_NBHD.permute(0, 2, 3, 1), value_NBHD.transpose(1, 2), scales_NH2B)
 
     return [layer() for _ in range(num_layers)]
 

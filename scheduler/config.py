@@ -22,7 +22,7 @@ class SchedulerConfig:
         default=262_144,
         metadata={"help": "pixels of images encoded in one step, during which streams wait; one image may exceed it"},
     )
-    block_size: int = field(default=16, metadata={"help": "tokens in a KV block"})
+    block_size: int = field(default=16, metadata={"help": "tokens in a KV block; on a GPU 256 whatever is set"})
     max_queued_requests: int = field(
         default=256, metadata={"help": "sequences that may wait beyond the running ones; more get 429"}
     )

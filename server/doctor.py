@@ -90,7 +90,7 @@ def _check_devices() -> Finding:
     detail = (
         f"cpu{''.join(', ' + name for name in cuda)} (torch {torch.__version__}, {torch.get_num_threads()} threads)"
     )
-    advice = "this version serves on the CPU only" if cuda else ""
+    advice = "serving on a GPU has not been tested on a card yet; --device cpu does without it" if cuda else ""
     return Finding(subject="devices", state="ok", detail=detail, advice=advice)
 
 

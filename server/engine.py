@@ -156,7 +156,7 @@ def _to_wire(event: TokenEvent) -> wire.Event:
 def make_scheduler(config: SchedulerConfig, info: RuntimeInfo) -> Scheduler:
     """The scheduler for a loaded model, within what was learned while loading it."""
     return Scheduler(
-        replace(config, max_num_batched_tokens=info.max_num_batched_tokens),
+        replace(config, max_num_batched_tokens=info.max_num_batched_tokens, block_size=info.block_size),
         num_blocks=info.num_blocks,
         max_model_len=info.max_model_len,
         encoder=EncoderLimits(

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from model_runtime.batch import Batch
-from model_runtime.config import RuntimeConfig, RuntimeInfo
+from model_runtime.config import DeviceChoice, RuntimeConfig, RuntimeInfo
 from model_runtime.executor import load_executor
 from model_runtime.kv_store import KVLayer
 from model_runtime.runner import LanguageModel
@@ -121,12 +121,14 @@ class Engine:
         model: Path,
         config: SchedulerConfig,
         *,
+        device: DeviceChoice = "cpu",
         kernels: Literal["auto", "reference"] = "auto",
         encoder_cache_bytes: int = 2**20,
         num_kv_blocks: int = 256,
         threads: int = 1,
     ) -> None:
         runtime = RuntimeConfig(
+            device=device,
             max_model_len=min(MAX_MODEL_LEN, num_kv_blocks * config.block_size),
             memory_budget=2**32,
             num_kv_blocks=num_kv_blocks,

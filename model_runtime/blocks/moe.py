@@ -87,11 +87,14 @@ class MixtureOfExperts:
 
     def forward(self, ops: Ops, x_TC: Tensor) -> Tensor:
         """[T, C] -> [T, C]."""
-        logits_TN = ops.linear(x_TC, self.router.weight, None)
+        # which experts are chosen hangs on small differences, so narrower activations are widened
+        wide_TC = x_TC.to(torch.promote_types(x_TC.dtype, torch.float32))
+        logits_TN = ops.linear(wide_TC, self.router.weight, None)
         out_TC = self.shared.forward(ops, x_TC)
         for expert, row_P, weight_P1 in route(ops, logits_TN, self.choice_bias_N, self.config).shares():
             # no row comes twice, so each gets one addition here
-            out_TC.index_add_(0, row_P, self.experts[expert].forward(ops, x_TC[row_P]) * weight_P1)
+            share_PC = self.experts[expert].forward(ops, x_TC[row_P]) * weight_P1
+            out_TC.index_add_(0, row_P, share_PC.to(out_TC.dtype))
         return out_TC
 
 

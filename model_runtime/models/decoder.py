@@ -40,9 +40,16 @@ class Decoder:
     """Token ids in, hidden states out; logits for the rows that need them. Holds weights, keeps no state."""
 
     def __init__(
-        self, config: ModelConfig, parameters: Parameters, ops: Ops, device: torch.device, max_model_len: int
+        self,
+        config: ModelConfig,
+        parameters: Parameters,
+        ops: Ops,
+        device: torch.device,
+        max_model_len: int,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.config, self.ops = config, ops
+        """`dtype` is that of hidden states; the compiled CPU operations know float32 only."""
+        self.config, self.ops, self.dtype = config, ops, dtype
         self.rotations = Rotations(config.rope, max_model_len, device)
         self.local_table = None if config.local_rope is None else rope_table(config.local_rope, max_model_len, device)
         self.embedding = parameters.matrices["embedding"]
@@ -52,7 +59,7 @@ class Decoder:
         self.head = self.embedding if config.tie_word_embeddings else parameters.matrices["head"]
 
     def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
-        """[T, C] float32: the last layer's output, before the final norm. Writes the step's keys and values to `kv`,
+        """[T, C]: the last layer's output, before the final norm. Writes the step's keys and values to `kv`,
         which has one entry a layer."""
         x_TC = self._embedded(batch)
         batch, rope = self.rotations.of_step(batch)
@@ -68,7 +75,7 @@ class Decoder:
 
     def _embedded(self, batch: Batch) -> Tensor:
         """[T, C]: tokens' embeddings, and images' in their rows."""
-        x_TC = self.ops.embedding(batch.token_ids_T, self.embedding)
+        x_TC = self.ops.embedding(batch.token_ids_T, self.embedding).to(self.dtype)
         if self.config.embedding_scale != 1.0:
             x_TC *= self.config.embedding_scale
         for images in batch.images:

@@ -7,7 +7,7 @@ import torch
 
 from model_runtime.kernels.build import BuildError
 from model_runtime.kernels.library import library
-from model_runtime.ops import cpu, program, reference  # noqa: F401  they register their operations
+from model_runtime.ops import cpu, cuda, program, reference  # noqa: F401  they register their operations
 from model_runtime.ops.registry import Ops, select
 
 logger = logging.getLogger(__name__)
@@ -28,13 +28,16 @@ def load_ops(device: torch.device, kernels: str) -> Ops:
 
 
 def is_compiled(ops: Ops) -> bool:
-    """Whether these are more than the reference."""
-    return ops != select("any")
+    """Whether these are our own kernels, which pack weights in a way of theirs."""
+    return ops == select("cpu")
 
 
-def describe(ops: Ops) -> str:
-    """For people: which kernels compute."""
-    return "compiled kernels" if is_compiled(ops) else "plain torch operations"
+def describe(ops: Ops, device: torch.device) -> str:
+    """For people: what computes."""
+    kernels = "plain torch operations" if ops == select("any") else "fused torch operations"
+    if device.type == "cpu":
+        return "compiled kernels" if is_compiled(ops) else kernels
+    return f"{kernels} on {torch.cuda.get_device_name(device)}"
 
 
 def set_threads(count: int) -> None:

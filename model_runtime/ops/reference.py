@@ -50,7 +50,7 @@ def pack_quantized(matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
     )
 
 
-def _expanded(weight: PackedWeight, data: Tensor) -> Tensor:
+def expanded(weight: PackedWeight, data: Tensor) -> Tensor:
     """Rows of a packed matrix, or all of them, as floats."""
     if weight.quantized is None:
         return data
@@ -65,13 +65,13 @@ def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
     rows_TK = x_TK.to(wide)
     if weight.quantized is not None and weight.integer_rows:
         rows_TK = quantize_rows(rows_TK, LARGEST_IN_ROW[weight.quantized])
-    return torch.nn.functional.linear(rows_TK, _expanded(weight, weight.data).to(wide), bias).to(x_TK.dtype)
+    return torch.nn.functional.linear(rows_TK, expanded(weight, weight.data).to(wide), bias).to(x_TK.dtype)
 
 
 @register("embedding", "any")
 def embedding(ids_T: Tensor, table: PackedWeight) -> Tensor:
     """[T, K] rows of the table, float32 or float64."""
-    rows_TK = _expanded(table, table.data[ids_T])
+    rows_TK = expanded(table, table.data[ids_T])
     return rows_TK.to(_wide(rows_TK.dtype))
 
 
@@ -86,7 +86,7 @@ def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
 @register("qk_norm", "any")
 def qk_norm(qkv_TE: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, eps: float, shape: HeadShape) -> None:
     """rms_norm of every query head and every key head, in place."""
-    query_THD, key_TGD, _ = _split_heads(qkv_TE, shape)
+    query_THD, key_TGD, _ = split_heads(qkv_TE, shape)
     query_THD.copy_(rms_norm(query_THD, q_weight_D, eps))
     key_TGD.copy_(rms_norm(key_TGD, k_weight_D, eps))
 
@@ -95,9 +95,9 @@ def qk_norm(qkv_TE: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, eps: float, 
 def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, shape: HeadShape) -> None:
     """Rotate the first R channels of queries and keys in place (RoFormer, arXiv 2104.09864), then write keys and
     values to the batch's slots, converted to the type of the cache."""
-    query_THD, key_TGD, value_TGD = _split_heads(qkv_TE, shape)
-    cos_T1R2 = rope.cos_PR2[batch.rope_rows_T][:, None].to(qkv_TE.dtype)
-    sin_T1R2 = rope.sin_PR2[batch.rope_rows_T][:, None].to(qkv_TE.dtype)
+    query_THD, key_TGD, value_TGD = split_heads(qkv_TE, shape)
+    cos_T1R2 = rope.cos_PR2[batch.rope_rows_T][:, None].to(_wide(qkv_TE.dtype))
+    sin_T1R2 = rope.sin_PR2[batch.rope_rows_T][:, None].to(_wide(qkv_TE.dtype))
     for heads in (query_THD, key_TGD):
         _rotate(heads, cos_T1R2, sin_T1R2, rope.interleaved)
     block_T, offset_T = batch.slots_T // batch.block_size, batch.slots_T % batch.block_size
@@ -111,7 +111,7 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
 @register("paged_attention", "any")
 def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
     """[T, H D]: softmax(q k^T scale) v of each query over the keys of its own sequence that it sees."""
-    query_THD, _, _ = _split_heads(qkv_TE, shape)
+    query_THD, _, _ = split_heads(qkv_TE, shape)
     starts, tables = batch.query_starts_S1.tolist(), batch.table_starts_S1.tolist()
     out_THD = torch.empty_like(query_THD, memory_format=torch.contiguous_format)
     for s, kv_len in enumerate(batch.kv_lens_S.tolist()):
@@ -155,7 +155,7 @@ def layer_program(layers: Sequence[DenseLayer]) -> LayerStack | None:
     return None
 
 
-def _split_heads(qkv_TE: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(qkv_TE: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:
     """Views [T, H, D], [T, G, D], [T, G, D] of queries, keys and values."""
     heads = qkv_TE.view(qkv_TE.shape[0], -1, shape.head_dim)
     first_value = shape.num_heads + shape.num_kv_heads

@@ -1,0 +1,67 @@
+"""Which device computes, how much of its memory may be taken, and the type of activations there. Called by the executor
+while it loads, engine and worker processes.
+
+The CUDA path was written without a card and has not run on one yet; what could be tested on a CPU was.
+"""
+
+import logging
+
+import torch
+
+from model_runtime.config import DeviceChoice
+from model_runtime.host import available_memory
+from model_runtime.memory import PlanError
+
+logger = logging.getLogger(__name__)
+
+OLDEST_CAPABILITY = (8, 0)
+"""Of NVIDIA's Ampere cards: those before lack bfloat16 and torch's flash attention."""
+
+
+def choose_device(asked: DeviceChoice) -> torch.device:
+    """The CPU, or the first CUDA device. Raises PlanError where CUDA is asked for by name and cannot be used."""
+    if asked == "cpu":
+        return torch.device("cpu")
+    problem = _cuda_problem()
+    if problem is None:
+        logger.warning("computing on %s: this path has not been tested on a card", torch.cuda.get_device_name())
+        _accumulate_in_float32()
+        return torch.device("cuda", torch.cuda.current_device())
+    if asked == "cuda":
+        raise PlanError(f"device cuda cannot be used: {problem}; set device to cpu, or to auto")
+    return torch.device("cpu")
+
+
+def _cuda_problem() -> str | None:
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    found = torch.cuda.get_device_capability()
+    if found < OLDEST_CAPABILITY:
+        needed = ".".join(map(str, OLDEST_CAPABILITY))
+        return f"{torch.cuda.get_device_name()} has compute capability {found[0]}.{found[1]}, needed is {needed}"
+    return None
+
+
+def _accumulate_in_float32() -> None:
+    """Products of float16 and bfloat16 matrices: partial sums of a product that is cut along K stay float32 too."""
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def default_budget(device: torch.device) -> int:
+    """Bytes for weights, activations and KV cache: half of the free memory, of a GPU's nine tenths, since there only
+    captured graphs and libraries need the rest."""
+    if device.type == "cpu":
+        return available_memory() // 2
+    free, _ = torch.cuda.mem_get_info(device)
+    return free * 9 // 10
+
+
+def activation_dtype(device: torch.device, stored: torch.dtype | None, exact: bool) -> torch.dtype:
+    """What hidden states are held in: on a GPU the type that the checkpoint's floats have, bfloat16 beside integers
+    (`stored` None); float32 on CPU, or where `exact` asks for it. Sums are float32 everywhere."""
+    if device.type == "cpu" or exact:
+        return torch.float32
+    return torch.bfloat16 if stored is None else stored

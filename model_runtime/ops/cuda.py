@@ -1,0 +1,100 @@
+"""Operations on NVIDIA GPUs, made of what torch has: its flash attention over a paged cache, its matrix products, its
+fused norm. Registered for 'cuda'; the other operations are the reference's, which run on any device. Engine and worker
+processes.
+
+Not yet run on a card. They work on tensors of any device, so tests on CPU compare them with the reference, with a
+stand-in for flash attention, which has kernels for CUDA alone.
+
+Nothing here asks the device for a number, unless attention falls back to the reference: so a step can be captured in a
+graph. Products are torch's, and their sums may depend on the number of rows: batch invariance is not promised.
+
+Legend: see `reference`; S sequences, P entries of a block table.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from model_runtime.batch import Batch
+from model_runtime.kv_store import KVLayer
+from model_runtime.ops.reference import expanded, split_heads
+from model_runtime.ops.reference import pack_quantized as pack_quantized_reference
+from model_runtime.ops.reference import paged_attention as paged_attention_reference
+from model_runtime.ops.registry import HeadShape, PackedWeight, register
+from model_runtime.quantized import QuantizedMatrix
+
+PAGE = 256
+"""Flash attention 2, which torch brings, wants blocks of a multiple of so many tokens."""
+LARGEST_HEAD = 256
+
+
+@cache
+def flash_attention() -> Callable[..., object]:
+    """`torch.nn.attention.varlen.varlen_attn`; importing it takes seconds, which only a GPU's user should wait."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn
+
+
+def suits_flash_attention(dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
+    """Whether flash attention takes heads and a cache like these, wherever no image attends in both directions."""
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    return is_half and head_dim % 8 == 0 and head_dim <= LARGEST_HEAD and block_size % PAGE == 0
+
+
+@register("pack_quantized", "cuda")
+def pack_quantized(matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
+    """The matrix as it is. Rows are never quantised: without a kernel for integers it would cost time and save none."""
+    return pack_quantized_reference(matrix, False)
+
+
+@register("linear", "cuda")
+def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
+    """[T, N] = x @ weight.T + bias in the type of x, to which a weight of another type is expanded each time."""
+    bias = None if bias_N is None else bias_N.to(x_TK.dtype)
+    return torch.nn.functional.linear(x_TK, expanded(weight, weight.data).to(x_TK.dtype), bias)
+
+
+@register("rms_norm", "cuda")
+def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight of each row, computed in float32."""
+    return torch.nn.functional.rms_norm(x_TK.float(), weight_K.shape, weight_K, eps).to(x_TK.dtype)
+
+
+@register("paged_attention", "cuda")
+def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
+    """[T, H D]: softmax attention through the block table; by the reference where flash attention cannot."""
+    suits = suits_flash_attention(qkv_TE.dtype, shape.head_dim, batch.block_size) and kv.key_NHDB.dtype == qkv_TE.dtype
+    if not suits or batch.visible_ends_T is not None:
+        return paged_attention_reference(qkv_TE, kv, batch, shape, scale, window)
+    assert batch.key_starts_S1 is not None, "the batch is not one for a GPU"
+    query_THD, _, _ = split_heads(qkv_TE, shape)
+    tables_SP = batch.block_tables.view(batch.num_sequences, -1)
+    out_THD = flash_attention()(
+        query_THD,
+        kv.key_NBHD,
+        kv.value_NBHD,
+        batch.query_starts_S1,
+        batch.key_starts_S1,
+        batch.max_query_len,
+        tables_SP.shape[1] * batch.block_size,
+        scale=scale,
+        window_size=_window(window, batch.max_query_len),
+        enable_gqa=shape.num_heads != shape.num_kv_heads,
+        seqused_k=batch.kv_lens_S,
+        block_table=tables_SP,
+        # with more than one, torch 2.13 leaves rows of a paged cache unwritten: pytorch issue 194167
+        num_splits=1,
+    )
+    assert isinstance(out_THD, Tensor), "more than the result was asked for"
+    return out_THD.flatten(1)
+
+
+def _window(window: int, max_query_len: int) -> tuple[int, int]:
+    """Keys to the left and to the right of its own that a query sees; -1 is all. One query stands at the last key, so
+    nothing is to its right: told so, flash attention reads the keys once for all query heads of a group."""
+    if window > 0:
+        return window - 1, 0
+    return -1, -1 if max_query_len == 1 else 0
