@@ -1,24 +1,16 @@
 """The tables of docs/benchmarks are medians, ratios of medians and shares of the machine's limits."""
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "benchmarks" / "compare.py"
+from tests.docs.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def compare() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compare"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("compare")
 
 
 def row(subject: str, prefill: float, decode: float) -> dict[str, Any]:
