@@ -110,5 +110,5 @@ def quantize_rows(x_TK: Tensor, largest: int) -> Tensor:
     is the largest number / `largest`: integers times scale. Not finite where a block is not."""
     blocks = x_TK.float().reshape(x_TK.shape[0], -1, BLOCK)
     scale = blocks.abs().amax(dim=-1, keepdim=True) / largest
-    codes = (blocks / scale).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).round_()
+    codes = (blocks * (1 / scale)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).round_()
     return (codes.to(x_TK.dtype) * scale.to(x_TK.dtype)).view(x_TK.shape)

@@ -20,8 +20,19 @@ from pathlib import Path
 from model_runtime.config import CACHE_VARIABLE, cache_dir
 
 SOURCE_DIR = Path(__file__).parent
-SOURCES = ("linear.cpp", "elementwise.cpp", "attention.cpp", "layers.cpp", "pool.cpp")
-HEADERS = ("vec.h", "kv.h", "attention_tile.h", "pool.h", "linear.h", "layer_ops.h")
+SOURCES = ("linear.cpp", "integer.cpp", "quantize.cpp", "elementwise.cpp", "attention.cpp", "layers.cpp", "pool.cpp")
+HEADERS = (
+    "vec.h",
+    "kv.h",
+    "attention_tile.h",
+    "pool.h",
+    "linear.h",
+    "layer_ops.h",
+    "integer.h",
+    "integer_dot.h",
+    "integer_tile.h",
+    "integer_amx.h",
+)
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 TARGET_FLAGS = ("-march=native", "-mcpu=native")
 """Tried in order: not every compiler knows -march=native on every CPU."""

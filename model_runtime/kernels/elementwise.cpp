@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "integer.h"
 #include "kv.h"
 #include "layer_ops.h"
 #include "pool.h"
@@ -181,6 +182,9 @@ int64_t fl_embedding(const int32_t* ids, const void* table, int64_t storage, int
     if (storage == 0) embedding(ids, static_cast<const float*>(table), num_ids, K, y);
     if (storage == 1) embedding(ids, static_cast<const bf16*>(table), num_ids, K, y);
     if (storage == 2) embedding(ids, static_cast<const fp16*>(table), num_ids, K, y);
+    if (is_integer(storage))
+        for_rows(num_ids, num_ids * K * PANEL,
+                 [=](int64_t t) { expand_row({table, nullptr, storage, V, K, 0}, ids[t], y + t * K); });
     return 0;
 }
 

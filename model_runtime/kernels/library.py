@@ -20,7 +20,9 @@ P, N, F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "set_threads": (None, (N,)),
     "pack": (None, (P, P, N, N, N)),
-    "linear": (None, (P, P, N, P, P, N, N, N)),
+    "linear": (None, (P, P, N, N, P, P, N, N, N)),
+    "pack_quantized": (None, (P, P, N, N, N)),
+    "quantized_bytes": (N, (N, N, N)),
     "embedding": (N, (P, P, N, N, N, N, P)),
     "rms_norm": (None, (P, P, F, N, N, P)),
     "qk_norm": (None, (P, P, P, F, N, N, N, N)),
@@ -42,6 +44,8 @@ class Library:
     set_threads: Callable[..., Any]
     pack: Callable[..., Any]
     linear: Callable[..., Any]
+    pack_quantized: Callable[..., Any]
+    quantized_bytes: Callable[..., Any]
     embedding: Callable[..., Any]
     rms_norm: Callable[..., Any]
     qk_norm: Callable[..., Any]

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "integer.h"
 #include "linear.h"
 #include "pool.h"
 #include "vec.h"
@@ -218,15 +219,16 @@ template <class U> void pack(const U* w, U* panels, int64_t N, int64_t K) {
 }  // namespace
 
 void linear(const Matrix& w, const float* x, int64_t M, float* y) {
+    if (is_integer(w.format)) return linear_integer(w, x, M, y);
     const Problem p{x, w.data, w.bias, y, M, w.N, w.K};
     w.format == FLOAT32 ? multiply<float>(p) : w.format == BFLOAT16 ? multiply<bf16>(p) : multiply<fp16>(p);
 }
 
 extern "C" {
 
-void fl_linear(const float* x, const void* w, int64_t format, const float* bias, float* y, int64_t M, int64_t N,
-               int64_t K) {
-    linear({w, bias, format, N, K}, x, M, y);
+void fl_linear(const float* x, const void* w, int64_t format, int64_t integer_rows, const float* bias, float* y,
+               int64_t M, int64_t N, int64_t K) {
+    linear({w, bias, format, N, K, integer_rows}, x, M, y);
 }
 
 void fl_pack(const void* w, void* panels, int64_t item_size, int64_t N, int64_t K) {

@@ -3,13 +3,14 @@
 
 #include <cstdint>
 
-// How the numbers of a packed matrix are stored; `ops/cpu.py` has the same numbers.
-enum Format : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+// How the numbers of a packed matrix are stored; `ops/cpu.py` has the same numbers. The last three are integers with
+// scales, laid out as integer.h says.
+enum Format : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, Q8_0 = 3, Q4_0 = 4, Q4_1 = 5 };
 
 struct Matrix {
     const void* data;   // as packed: panels of 16 outputs
     const float* bias;  // [N], or null
-    int64_t format, N, K;
+    int64_t format, N, K, integer_rows;  // integer_rows: rows are quantised before a product; only with integers
 };
 
 // y[M][N] = x[M][K] w[N][K]^T + bias.

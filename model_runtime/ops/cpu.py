@@ -17,12 +17,14 @@ from model_runtime.batch import Batch
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import Activation, HeadShape, PackedWeight, RopeTable, register
-from model_runtime.quantized import QuantizedMatrix, dequantize
+from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 
 PANEL = 16
 """Output features of a packed panel."""
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How the kernels number the storage types."""
+QUANTIZED_STORAGE: Mapping[QuantizedFormat, int] = {"q8_0": 3, "q4_0": 4, "q4_1": 5}
+"""The same for matrices of integers."""
 KV_STORAGE = {**STORAGE, torch.int8: 3}
 """The same for the KV cache."""
 ACTIVATIONS: Mapping[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "silu": 3}
@@ -49,8 +51,23 @@ def pack(weight_NK: Tensor) -> PackedWeight:
 
 @register("pack_quantized", "cpu")
 def pack_quantized(matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
-    """Panels of the expanded numbers."""
-    return pack(dequantize(matrix))
+    """Panels of 16 rows, scales and integers as they are (kernels/integer.h)."""
+    kernels, data_NR = library(), matrix.data_NR.contiguous()
+    arguments = (QUANTIZED_STORAGE[matrix.format], matrix.num_rows, matrix.num_columns)
+    data = torch.empty(kernels.quantized_bytes(*arguments), dtype=torch.uint8)
+    kernels.pack_quantized(data_NR.data_ptr(), data.data_ptr(), *arguments)
+    return PackedWeight(
+        data=data,
+        num_rows=matrix.num_rows,
+        num_columns=matrix.num_columns,
+        quantized=matrix.format,
+        integer_rows=integer_rows,
+    )
+
+
+def storage(weight: PackedWeight) -> int:
+    """How the kernels number what the matrix is stored in."""
+    return STORAGE[weight.data.dtype] if weight.quantized is None else QUANTIZED_STORAGE[weight.quantized]
 
 
 @register("linear", "cpu")
@@ -70,7 +87,8 @@ def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
     library().linear(
         x_TK.data_ptr(),
         weight.data.data_ptr(),
-        STORAGE[weight.data.dtype],
+        storage(weight),
+        weight.integer_rows,
         bias,
         out_TN.data_ptr(),
         num_tokens,
@@ -88,7 +106,7 @@ def embedding(ids_T: Tensor, table: PackedWeight) -> Tensor:
     failed = library().embedding(
         ids_T.data_ptr(),
         table.data.data_ptr(),
-        STORAGE[table.data.dtype],
+        storage(table),
         ids_T.shape[0],
         table.num_rows,
         table.num_columns,

@@ -15,14 +15,21 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.cpu import STORAGE, kv_arguments
+from model_runtime.ops.cpu import kv_arguments, storage
 from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Linear, RopeTable, register
 
 
 class CMatrix(Structure):
     """A packed matrix and its bias."""
 
-    _fields_ = (("data", c_void_p), ("bias", c_void_p), ("format", c_int64), ("N", c_int64), ("K", c_int64))
+    _fields_ = (
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("format", c_int64),
+        ("N", c_int64),
+        ("K", c_int64),
+        ("integer_rows", c_int64),
+    )
 
 
 class CHeads(Structure):
@@ -157,8 +164,8 @@ def _pointer(tensor: Tensor | None) -> int | None:
 def _matrix(linear: Linear) -> CMatrix:
     weight, bias = linear.weight, linear.bias
     assert bias is None or bias.numel() == weight.num_rows, "a bias has a number for each output"
-    data = weight.data
-    return CMatrix(data.data_ptr(), _pointer(bias), STORAGE[data.dtype], weight.num_rows, weight.num_columns)
+    sizes = (weight.num_rows, weight.num_columns)
+    return CMatrix(weight.data.data_ptr(), _pointer(bias), storage(weight), *sizes, weight.integer_rows)
 
 
 def _layer(layer: DenseLayer) -> CLayer:

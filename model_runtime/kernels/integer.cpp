@@ -1,0 +1,87 @@
+// Products of quantised rows and matrices of integers. integer.h defines the result; tiles, their order, the threads and
+// the instructions only move work around: sums of integers are exact.
+#include "integer.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "integer_amx.h"
+#include "integer_tile.h"
+#include "pool.h"
+
+namespace {
+
+constexpr int64_t GROUP = QuantizedRows::GROUP;
+constexpr int64_t ROW_BLOCK = 128;  // rows that stay in the second-level cache while panels pass
+constexpr int64_t SLICE = 32;       // panels that are expanded to float32 at a time
+constexpr int64_t MIN_MATRIX_UNIT_ROWS = 9;  // with fewer, vectors are faster
+
+// Rows [row, row_end) of M, from the first of a group, times panels.
+template <int64_t FORMAT>
+void multiply_panels(const Matrix& w, int64_t panel, int64_t panel_end, const QuantizedRows& x, int64_t M, int64_t row,
+                     int64_t row_end, float* y) {
+#ifdef HAVE_AMX
+    if (M >= MIN_MATRIX_UNIT_ROWS && amx::allowed())
+        return amx::multiply_panels<FORMAT>(w, panel, panel_end, x, M, row, row_end, y);
+#endif
+    for (; panel < panel_end; panel++)
+        for (int64_t r = row; r < row_end; r += GROUP)
+            vector_tiles<FORMAT>(w, panel, x, r, std::min(row_end, r + GROUP), y);
+}
+
+template <int64_t FORMAT> void multiply(const Matrix& w, const QuantizedRows& x, int64_t M, float* y) {
+    const int64_t panels = panels_of(w.N), groups = row_groups(M), wanted = 4 * pool::threads();
+    int64_t row_blocks = (M + ROW_BLOCK - 1) / ROW_BLOCK;
+    if (panels < wanted)  // few columns for many threads: split rows too
+        row_blocks = std::max(row_blocks, std::min(groups, (wanted + panels - 1) / panels));
+    const int64_t work = w.N * w.K * std::max<int64_t>(1, M / 8);
+    pool::parallel_ranges(row_blocks * panels, work, [&](int64_t unit, int64_t end) {
+        while (unit < end) {
+            const int64_t index = unit / panels, panel = unit % panels;
+            const int64_t panel_end = std::min(panels, panel + end - unit);
+            const int64_t row = groups * index / row_blocks * GROUP;
+            const int64_t row_end = std::min(M, groups * (index + 1) / row_blocks * GROUP);
+            multiply_panels<FORMAT>(w, panel, panel_end, x, M, row, row_end, y);
+            unit += panel_end - panel;
+        }
+    });
+}
+
+// Memory of the calling thread that lasts, aligned to 64 bytes.
+uint8_t* memory_of(std::vector<uint8_t>& memory, int64_t bytes) {
+    memory.resize(std::max<size_t>(memory.size(), bytes + 63));
+    return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+}
+
+// Some panels after the other, expanded to a float32 matrix: a number of y depends on its own row and output alone.
+void multiply_expanded(const Matrix& w, const float* x, int64_t M, float* y) {
+    std::vector<float> floats(SLICE * PANEL * w.K), part(M * SLICE * PANEL);
+    for (int64_t panel = 0; panel < panels_of(w.N); panel += SLICE) {
+        const int64_t column = panel * PANEL, count = std::min(SLICE * PANEL, w.N - column);
+        pool::parallel_ranges(panels_of(count), panels_of(count) * PANEL * w.K * 4, [&](int64_t i, int64_t end) {
+            for (; i < end; i++)
+                for (int64_t k = 0; k < w.K; k += BLOCK)
+                    expand_block(w, Panel(w, panel + i), k / BLOCK, floats.data() + (i * w.K + k) * PANEL);
+        });
+        linear({floats.data(), w.bias ? w.bias + column : nullptr, FLOAT32, count, w.K, 0}, x, M, part.data());
+        for (int64_t row = 0; row < M; row++) std::copy_n(part.data() + row * count, count, y + row * w.N + column);
+    }
+}
+
+}  // namespace
+
+void linear_integer(const Matrix& w, const float* x, int64_t M, float* y) {
+    if (!w.integer_rows) return multiply_expanded(w, x, M, y);
+    static thread_local std::vector<uint8_t> memory;
+    const int64_t planes = row_planes(w.format);
+    const QuantizedRows rows =
+        quantized_rows_at(memory_of(memory, quantized_rows_bytes(planes, M, w.K)), planes, M, w.K);
+    quantize_rows(x, planes, M, w.K, rows);
+    linear_quantized(w, rows, M, y);
+}
+
+void linear_quantized(const Matrix& w, const QuantizedRows& x, int64_t M, float* y) {
+    if (w.format == Q8_0) multiply<Q8_0>(w, x, M, y);
+    if (w.format == Q4_0) multiply<Q4_0>(w, x, M, y);
+    if (w.format == Q4_1) multiply<Q4_1>(w, x, M, y);
+}

@@ -1,0 +1,77 @@
+// Matrices of integers with scales, quantised rows, and their products.
+//
+// A panel is 16 outputs: first its scales, then its integers, in blocks of 32 k. A block of integers is eight groups of
+// 4 k, each [16 outputs][4 k] bytes: one 64-byte load meets four numbers of a row in one instruction. Numbers of 4 bits
+// share bytes: group g has the low half, group g + 4 the high half, which is how GGUF pairs them.
+#pragma once
+
+#include "linear.h"
+#include "vec.h"
+
+constexpr int64_t BLOCK = 32;
+
+inline bool is_integer(int64_t format) { return format >= Q8_0; }
+inline int64_t panels_of(int64_t N) { return (N + PANEL - 1) / PANEL; }
+
+// Where things are in a panel of K columns. Scales are float16, [block][16]; in Q4_1 [block][scale, minimum][16].
+struct PanelLayout {
+    int64_t scale_step;  // bytes from the scales of a block to those of the next
+    int64_t quants;      // offset of the integers
+    int64_t quant_step;  // bytes from the integers of a block to those of the next
+    int64_t bytes;       // of the panel, a multiple of 64
+};
+
+inline PanelLayout panel_layout(int64_t format, int64_t K) {
+    const int64_t blocks = K / BLOCK, scale_step = format == Q4_1 ? 64 : 32;
+    const int64_t quants = (blocks * scale_step + 63) / 64 * 64, quant_step = format == Q8_0 ? 512 : 256;
+    return {scale_step, quants, quant_step, quants + blocks * quant_step};
+}
+
+// One panel of a matrix.
+struct Panel {
+    PanelLayout layout;
+    const uint8_t *scales, *quants;
+
+    Panel(const Matrix& w, int64_t panel) : layout(panel_layout(w.format, w.K)) {
+        scales = static_cast<const uint8_t*>(w.data) + panel * layout.bytes;
+        quants = scales + layout.quants;
+    }
+};
+
+// Rows quantised in blocks of 32: scale = largest |x| / L, value = x * (1 / scale) rounded to the nearest integer, ties
+// to even, where L is 127 for matrices of 4 bits and 127 * 256 for those of 8 bits: rows of 8 bits would cost these more
+// accuracy than their own rounding does. A value of 16 bits is two planes of bytes, which integer_dot.h chooses. Rows lie
+// in groups of 16, anything behind the last.
+struct QuantizedRows {
+    static constexpr int64_t GROUP = 16;
+    int8_t* values;    // [group][block][plane][16][32]
+    float* scales;     // [group][block][16]; not finite where a number of the block is not
+    float* sums;       // scale * sum of the values
+    int32_t* offsets;  // -8 * sum of the values
+};
+
+// Planes of the rows that a matrix of this format is multiplied with.
+inline int64_t row_planes(int64_t format) { return format == Q8_0 ? 2 : 1; }
+inline int64_t row_groups(int64_t M) { return (M + QuantizedRows::GROUP - 1) / QuantizedRows::GROUP; }
+
+// Memory that M quantised rows take, and their places in memory aligned to 64 bytes.
+int64_t quantized_rows_bytes(int64_t planes, int64_t M, int64_t K);
+QuantizedRows quantized_rows_at(void* memory, int64_t planes, int64_t M, int64_t K);
+
+// Quantise one row [K] as number `row` of `out`, or all rows [M][K].
+void quantize_row(const float* x, int64_t row, int64_t planes, int64_t K, const QuantizedRows& out);
+void quantize_rows(const float* x, int64_t planes, int64_t M, int64_t K, const QuantizedRows& out);
+
+// y[M][N] = x[M][K] w[N][K]^T + bias. With s the exact integer sum of a block, dw, mw its scale and minimum, dx and sx
+// the row's scale and scaled sum, a number of y is over the blocks in order fused(s, dw * dx, y), in Q4_1 followed by
+// fused(mw, sx, y). The bias comes last.
+void linear_quantized(const Matrix& w, const QuantizedRows& x, int64_t M, float* y);
+
+// The same from rows of floats: quantised first where the matrix says so, else the result of its float32 copy.
+void linear_integer(const Matrix& w, const float* x, int64_t M, float* y);
+
+// Row `row` of a matrix as floats [K], as the file's format defines them.
+void expand_row(const Matrix& w, int64_t row, float* out);
+
+// Block number `block` of a panel as floats [32 k][16 outputs].
+void expand_block(const Matrix& w, const Panel& panel, int64_t block, float* out);

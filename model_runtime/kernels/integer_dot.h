@@ -1,0 +1,152 @@
+// Exact sums of products of integers, in the instructions that the processor has.
+//
+// A vector of int32 holds, for each of its outputs, 4 bytes of weights (a group of k), and meets the same 4 k of a row in
+// all lanes. `Narrow`: weights 0 .. 15, which stand for 8 less, and rows of 8 bits. `Wide`: weights of 8 bits and rows of
+// 16 bits in two planes. `offset` is -8 * sum of the row's values, for what unsigned weights are too large by.
+#pragma once
+
+#include "vec.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+typedef v16 fvec;
+typedef int32_t ivec __attribute__((vector_size(64)));
+#else
+typedef v8 fvec;
+typedef i8 ivec;
+#endif
+
+constexpr int LANES = sizeof(ivec) / 4;
+constexpr int VECTORS = PANEL / LANES;  // of a panel
+
+INLINE ivec load_bytes(const void* p) {
+    ivec v;
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+// All lanes the four bytes at p.
+INLINE ivec broadcast4(const void* p) {
+    int32_t bytes;
+    memcpy(&bytes, p, 4);
+    return bytes - ivec{};
+}
+
+INLINE fvec to_float(ivec v) { return __builtin_convertvector(v, fvec); }
+
+// A group of 16-bit values as high and low bytes, value = 256 high + low, low in -128 .. 127.
+INLINE void split_bytes(const int16_t* values, int8_t* high, int8_t* low) {
+    for (int k = 0; k < 32; k++) {
+        low[k] = int8_t(values[k]);
+        high[k] = int8_t((values[k] - low[k]) >> 8);
+    }
+}
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
+INLINE ivec add_products(ivec sum, ivec w, ivec x) {  // w unsigned, x signed
+    return bit_copy<ivec>(_mm512_dpbusd_epi32(bit_copy<__m512i>(sum), bit_copy<__m512i>(w), bit_copy<__m512i>(x)));
+}
+
+struct Narrow {
+    static INLINE ivec start(ivec offset) { return offset; }
+    static INLINE ivec add(ivec sum, ivec w, ivec x) { return add_products(sum, w, x); }
+    static INLINE ivec finish(ivec sum, ivec) { return sum; }
+};
+struct Wide {
+    struct Sum {
+        ivec high, low;
+    };
+    struct Weights {
+        ivec bytes;
+    };
+    static INLINE void split(const int16_t* values, int8_t* x0, int8_t* x1) { split_bytes(values, x0, x1); }
+    static INLINE Sum start(ivec offset) { return {ivec{}, offset << 4}; }
+    static INLINE Weights weights(ivec w) { return {w ^ int32_t(0x80808080)}; }  // + 128: unsigned
+    static INLINE void add(Sum& sum, Weights w, ivec x0, ivec x1) {
+        sum.high = add_products(sum.high, w.bytes, x0);
+        sum.low = add_products(sum.low, w.bytes, x1);
+    }
+    static INLINE ivec finish(Sum sum) { return (sum.high << 8) + sum.low; }
+};
+
+#elif defined(__AVX2__)
+
+INLINE ivec madd(__m256i a, __m256i b) { return bit_copy<ivec>(_mm256_madd_epi16(a, b)); }
+
+// A block of 4-bit weights stays in 16 bits: 8 * 2 * 15 * 127 = 30480.
+struct Narrow {
+    static INLINE ivec start(ivec) { return ivec{}; }
+    static INLINE ivec add(ivec sum, ivec w, ivec x) {
+        const __m256i pairs = _mm256_maddubs_epi16(bit_copy<__m256i>(w), bit_copy<__m256i>(x));
+        return bit_copy<ivec>(_mm256_add_epi16(bit_copy<__m256i>(sum), pairs));
+    }
+    static INLINE ivec finish(ivec sum, ivec offset) {
+        return madd(bit_copy<__m256i>(sum), _mm256_set1_epi16(1)) + offset;
+    }
+};
+// Planes: of each group the first and third value, the second and fourth.
+struct Wide {
+    struct Sum {
+        ivec all;
+    };
+    struct Weights {
+        __m256i even, odd;
+    };
+    static INLINE void split(const int16_t* values, int8_t* x0, int8_t* x1) {
+        for (int i = 0; i < 16; i++) {
+            memcpy(x0 + 2 * i, values + 2 * i, 2);
+            memcpy(x1 + 2 * i, values + 2 * i + 1, 2);
+        }
+    }
+    static INLINE Sum start(ivec) { return {ivec{}}; }
+    static INLINE Weights weights(ivec w) {
+        const __m256i bytes = bit_copy<__m256i>(w);
+        return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
+    }
+    static INLINE void add(Sum& sum, Weights w, ivec x0, ivec x1) {
+        sum.all += madd(w.even, bit_copy<__m256i>(x0)) + madd(w.odd, bit_copy<__m256i>(x1));
+    }
+    static INLINE ivec finish(Sum sum) { return sum.all; }
+};
+
+#else
+
+INLINE ivec add_products(ivec sum, ivec w, ivec x) {  // both signed
+#if defined(__ARM_FEATURE_DOTPROD)
+    struct Halves {
+        int32x4_t half[2];
+    };
+    const Halves s = bit_copy<Halves>(sum), a = bit_copy<Halves>(w), b = bit_copy<Halves>(x);
+    const auto dot = [&](int i) {
+        return vdotq_s32(s.half[i], vreinterpretq_s8_s32(a.half[i]), vreinterpretq_s8_s32(b.half[i]));
+    };
+    return bit_copy<ivec>(Halves{{dot(0), dot(1)}});
+#else
+    for (int up = 0; up < 32; up += 8) sum += (w << up >> 24) * (x << up >> 24);
+    return sum;
+#endif
+}
+
+struct Narrow {
+    static INLINE ivec start(ivec offset) { return offset; }
+    static INLINE ivec add(ivec sum, ivec w, ivec x) { return add_products(sum, w, x); }
+    static INLINE ivec finish(ivec sum, ivec) { return sum; }
+};
+struct Wide {
+    struct Sum {
+        ivec high, low;
+    };
+    struct Weights {
+        ivec bytes;
+    };
+    static INLINE void split(const int16_t* values, int8_t* x0, int8_t* x1) { split_bytes(values, x0, x1); }
+    static INLINE Sum start(ivec) { return {}; }
+    static INLINE Weights weights(ivec w) { return {w}; }
+    static INLINE void add(Sum& sum, Weights w, ivec x0, ivec x1) {
+        sum.high = add_products(sum.high, w.bytes, x0);
+        sum.low = add_products(sum.low, w.bytes, x1);
+    }
+    static INLINE ivec finish(Sum sum) { return (sum.high << 8) + sum.low; }
+};
+
+#endif

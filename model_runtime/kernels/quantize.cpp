@@ -1,0 +1,148 @@
+// Rows become integers; matrices of integers are packed into panels and expanded again.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "integer.h"
+#include "integer_dot.h"
+#include "pool.h"
+
+namespace {
+
+constexpr int64_t GROUP = QuantizedRows::GROUP;
+
+// Largest |x| of a block. Compared as bits: infinity is larger than any number, a NaN larger still.
+INLINE float largest(const float* x) {
+    i8 lanes{};
+    for (int64_t k = 0; k < BLOCK; k += 8) {
+        const i8 bits = bit_copy<i8>(load<v8>(x + k)) & 0x7fffffff;
+        lanes = bits > lanes ? bits : lanes;
+    }
+    int32_t bits = 0;
+    for (int i = 0; i < 8; i++) bits = std::max(bits, lanes[i]);
+    return bit_copy<float>(bits);
+}
+
+// One block, to the row's place in `values`; returns scale and sum of the values.
+template <int PLANES> INLINE std::pair<float, int32_t> quantize_block(const float* x, int8_t* values) {
+    const float scale = largest(x) / (PLANES == 1 ? 127.0f : 127.0f * 256.0f), inverse = 1.0f / scale;
+    const bool usable = inverse > 0 && inverse <= std::numeric_limits<float>::max();  // not of zeros, infinity, NaN
+    const v8 magic = splat<v8>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+    int32_t integers[BLOCK] = {}, sum = 0;
+    if (usable)
+        for (int64_t k = 0; k < BLOCK; k += 8) {
+            const i8 rounded = bit_copy<i8>(load<v8>(x + k) * inverse + magic) - 0x4b400000;
+            memcpy(integers + k, &rounded, sizeof(rounded));
+        }
+    for (int64_t k = 0; k < BLOCK; k++) sum += integers[k];
+    if constexpr (PLANES == 1) {
+        for (int64_t k = 0; k < BLOCK; k++) values[k] = int8_t(integers[k]);
+    } else {
+        int16_t halves[BLOCK];
+        for (int64_t k = 0; k < BLOCK; k++) halves[k] = int16_t(integers[k]);
+        Wide::split(halves, values, values + GROUP * BLOCK);
+    }
+    return {scale, sum};
+}
+
+template <int PLANES> void quantize_blocks(const float* x, int64_t row, int64_t K, const QuantizedRows& out) {
+    const int64_t blocks = K / BLOCK;
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t group = row / GROUP * blocks + b, at = group * GROUP + row % GROUP;
+        int8_t* values = out.values + (group * PLANES * GROUP + row % GROUP) * BLOCK;
+        const auto [scale, sum] = quantize_block<PLANES>(x + b * BLOCK, values);
+        out.scales[at] = scale;
+        out.sums[at] = scale * float(sum);
+        out.offsets[at] = -8 * sum;
+    }
+}
+
+// Bytes of a block of one row in a file: scales, then integers.
+int64_t scale_bytes(int64_t format) { return format == Q4_1 ? 4 : 2; }
+int64_t block_bytes(int64_t format) { return scale_bytes(format) + (format == Q8_0 ? BLOCK : BLOCK / 2); }
+
+// Row `lane` of a panel, from its blocks in a file.
+void pack_row(const uint8_t* row, int64_t format, int64_t blocks, int64_t lane, const PanelLayout& at, uint8_t* panel) {
+    for (int64_t b = 0; b < blocks; b++, row += block_bytes(format)) {
+        uint8_t *scales = panel + b * at.scale_step + 2 * lane, *quants = panel + at.quants + b * at.quant_step;
+        memcpy(scales, row, 2);
+        if (format == Q4_1) memcpy(scales + 2 * PANEL, row + 2, 2);
+        for (int64_t four = 0; four < at.quant_step / PANEL; four += 4)
+            memcpy(quants + four * PANEL + lane * 4, row + scale_bytes(format) + four, 4);
+    }
+}
+
+// Sixteen floats: k of a block for the outputs of a panel.
+INLINE void expand_k(int64_t format, const fp16* scales, const uint8_t* quants, int64_t k, float* out) {
+    const bool upper = format != Q8_0 && k >= BLOCK / 2;
+    const uint8_t* bytes = quants + (upper ? k - BLOCK / 2 : k) / 4 * 64 + k % 4;
+    for (int64_t n = 0; n < PANEL; n += 8) {
+        i8 integers;
+        for (int64_t i = 0; i < 8; i++) {
+            const uint8_t byte = bytes[(n + i) * 4];
+            integers[i] = format == Q8_0 ? int8_t(byte) : upper ? byte >> 4 : byte & 15;
+        }
+        if (format == Q4_0) integers -= 8;
+        v8 numbers = __builtin_convertvector(integers, v8) * load<v8>(scales + n);
+        if (format == Q4_1) numbers += load<v8>(scales + PANEL + n);
+        store(out + n, numbers);
+    }
+}
+
+}  // namespace
+
+int64_t quantized_rows_bytes(int64_t planes, int64_t M, int64_t K) {
+    return row_groups(M) * GROUP * (planes * K + K / BLOCK * 12);
+}
+
+QuantizedRows quantized_rows_at(void* memory, int64_t planes, int64_t M, int64_t K) {
+    const int64_t count = row_groups(M) * GROUP * (K / BLOCK);
+    int8_t* values = static_cast<int8_t*>(memory);
+    float* scales = reinterpret_cast<float*>(values + planes * count * BLOCK);
+    return {values, scales, scales + count, reinterpret_cast<int32_t*>(scales + 2 * count)};
+}
+
+void quantize_row(const float* x, int64_t row, int64_t planes, int64_t K, const QuantizedRows& out) {
+    planes == 1 ? quantize_blocks<1>(x, row, K, out) : quantize_blocks<2>(x, row, K, out);
+}
+
+void quantize_rows(const float* x, int64_t planes, int64_t M, int64_t K, const QuantizedRows& out) {
+    pool::parallel_ranges(M, M * K * 2, [&](int64_t row, int64_t end) {
+        for (; row < end; row++) quantize_row(x + row * K, row, planes, K, out);
+    });
+}
+
+void expand_row(const Matrix& w, int64_t row, float* out) {
+    const Panel panel(w, row / PANEL);
+    float block[BLOCK * PANEL];
+    for (int64_t k = 0; k < w.K; k++) {
+        if (k % BLOCK == 0) expand_block(w, panel, k / BLOCK, block);
+        out[k] = block[k % BLOCK * PANEL + row % PANEL];
+    }
+}
+
+void expand_block(const Matrix& w, const Panel& panel, int64_t block, float* out) {
+    const fp16* scales = reinterpret_cast<const fp16*>(panel.scales + block * panel.layout.scale_step);
+    const uint8_t* quants = panel.quants + block * panel.layout.quant_step;
+    for (int64_t k = 0; k < BLOCK; k++) expand_k(w.format, scales, quants, k, out + k * PANEL);
+}
+
+extern "C" {
+
+// Rows of blocks as in a file become panels, outputs behind the last row zero. `panels` has fl_quantized_bytes.
+void fl_pack_quantized(const uint8_t* rows, uint8_t* panels, int64_t format, int64_t N, int64_t K) {
+    const PanelLayout layout = panel_layout(format, K);
+    const int64_t blocks = K / BLOCK, row_bytes = blocks * block_bytes(format);
+    pool::parallel_ranges(panels_of(N), N * K * 4, [&](int64_t panel, int64_t end) {
+        for (; panel < end; panel++) {
+            uint8_t* to = panels + panel * layout.bytes;
+            std::fill_n(to, layout.bytes, 0);
+            const int64_t row = panel * PANEL;
+            for (int64_t lane = 0; lane < std::min(PANEL, N - row); lane++)
+                pack_row(rows + (row + lane) * row_bytes, format, blocks, lane, layout, to);
+        }
+    });
+}
+
+int64_t fl_quantized_bytes(int64_t format, int64_t N, int64_t K) { return panels_of(N) * panel_layout(format, K).bytes; }
+}

@@ -1,0 +1,100 @@
+"""The compiled product of rows and a matrix of integers: against the reference in float64, the same bits in every batch
+(few rows and many are computed by different instructions), and at the ends of the range."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_runtime.ops import load_ops, set_threads
+from model_runtime.quantized import BLOCK, LARGEST_IN_ROW, QuantizedFormat, QuantizedMatrix, dequantize, row_bytes
+from tests.model_runtime.op_cases import CPU, compiled, randn
+
+FORMATS = list(LARGEST_IN_ROW)
+EXACT = load_ops(CPU, "reference")
+
+
+def matrix(form: QuantizedFormat, n: int, k: int, seed: int = 0) -> QuantizedMatrix:
+    """Integers of the whole range, -128 too; scales and minima between 2^-24, the least of float16, and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    size = row_bytes(form, BLOCK)
+    blocks = torch.randint(0, 256, (n * k // BLOCK, size), dtype=torch.uint8, generator=generator)
+    scales = (
+        torch.randn(len(blocks), 2, generator=generator).clamp(-1, 1)
+        * 10.0 ** -(torch.arange(len(blocks)) % 9)[:, None]
+    )
+    halves = 2 if form == "q4_1" else 1
+    blocks[:, : 2 * halves] = scales[:, :halves].half().contiguous().view(torch.uint8)
+    return QuantizedMatrix(data_NR=blocks.view(n, -1), format=form, num_columns=k)
+
+
+def relative_error(actual: Tensor, exact: Tensor) -> float:
+    return float((actual.double() - exact).abs().max() / exact.abs().max())
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (40, 64), (75, 608), (16, 1536)])
+def test_product(form: QuantizedFormat, n: int, k: int) -> None:
+    ops, m, bias = compiled(), matrix(form, n, k), randn(n, seed=1)
+    weight, exact = ops.pack_quantized(m, True), EXACT.pack_quantized(m, True)
+    for rows in (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 70):
+        x = randn(rows, k, seed=rows)
+        assert relative_error(ops.linear(x, weight, None), EXACT.linear(x.double(), exact, None)) <= 1e-6
+        assert relative_error(ops.linear(x, weight, bias), EXACT.linear(x.double(), exact, bias)) <= 1e-6
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("rows", [1, 5, 30])
+def test_with_float_rows_the_product_is_that_of_the_expanded_matrix(form: QuantizedFormat, rows: int) -> None:
+    ops, m, bias, x = compiled(), matrix(form, 603, 96), randn(603, seed=1), randn(rows, 96, seed=2)
+    expanded = ops.linear(x, ops.pack(dequantize(m)), bias)
+    assert torch.equal(ops.linear(x, ops.pack_quantized(m, False), bias), expanded)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_embedding_is_what_the_format_defines(form: QuantizedFormat) -> None:
+    ops, m = compiled(), matrix(form, 75, 96)
+    ids = torch.tensor([0, 74, 16, 16, 31], dtype=torch.int32)
+    assert torch.equal(ops.embedding(ids, ops.pack_quantized(m, True)), dequantize(m)[ids])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_row_is_the_same_in_every_batch(form: QuantizedFormat) -> None:
+    ops, before, x, bias = compiled(), torch.get_num_threads(), randn(300, 544, seed=3), randn(70, seed=4)
+    weight = ops.pack_quantized(matrix(form, 70, 544), True)
+    alone = torch.cat([ops.linear(x[i : i + 1], weight, bias) for i in range(len(x))])
+    for threads in (1, 2, 3):
+        set_threads(threads)
+        for rows in (*range(2, 35), 128, 300):
+            assert torch.equal(ops.linear(x[:rows], weight, bias), alone[:rows]), f"{rows} rows"
+            shifted = x.roll(rows // 2, 0)[:rows].contiguous()
+            assert torch.equal(ops.linear(shifted, weight, bias), alone.roll(rows // 2, 0)[:rows]), f"{rows}, shifted"
+    set_threads(before)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("rows", [6, 20])
+def test_rows_at_the_ends_of_the_range(form: QuantizedFormat, rows: int) -> None:
+    """Zeros, an outlier, the largest values on both sides, and numbers too small to have a scale."""
+    ops, m = compiled(), matrix(form, 40, 64)
+    x = randn(rows, 64)
+    x[0] = 0
+    x[1, 5] = 1e30
+    x[2], x[3] = 3.0, -3.0
+    x[4] = 1e-42
+    x[5] *= 1e-30
+    exact = EXACT.linear(x.double(), EXACT.pack_quantized(m, True), None)
+    out = ops.linear(x, ops.pack_quantized(m, True), None)
+    for row in range(rows):
+        assert (out[row].double() - exact[row]).abs().max() <= 1e-6 * exact[row].abs().max() + 1e-40
+    assert not out[0].any()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("rows", [2, 20])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_is_not_finite_gives_nothing_finite(form: QuantizedFormat, rows: int, broken: float) -> None:
+    ops, m, x = compiled(), matrix(form, 40, 64), randn(rows, 64)
+    x[1, 40] = broken
+    out = ops.linear(x, ops.pack_quantized(m, True), None)
+    assert not out[1].isfinite().any()
+    assert out[[0, *range(2, rows)]].isfinite().all()
