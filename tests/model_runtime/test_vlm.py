@@ -6,8 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
+from model_runtime.batch import ImageRows, make_batch
+from model_runtime.checkpoint import load_model
+from model_runtime.device_batch import upload
+from model_runtime.images import ImageStore
+from model_runtime.kv_store import allocate
+from model_runtime.ops.registry import select
 from scheduler.config import SchedulerConfig
+from scheduler.plan import SampleRows, ScoreRows, StepPlan, ints
 from scheduler.request import FinishReason, Request
 from tests.vision.preprocess_pictures import as_pil, picture
 from tests.vlm import make_vlm
@@ -117,6 +125,36 @@ def check_logits(case: Case, kernels: str) -> None:
 def test_logits_and_greedy_text_are_those_of_transformers(case: Case) -> None:
     for kernels in ("auto", "reference") if case.name in PLAIN_TOO else ("auto",):
         check_logits(case, kernels)
+
+
+def test_images_and_text_meet_on_one_device(case: Case) -> None:
+    """On torch's device without memory, where numbers of two devices may not meet, with the operations of a GPU."""
+    device = torch.device("meta")
+    model = load_model(case.folder, select("cuda"), device, lambda fraction: None)
+    model.decoder.dtype = torch.bfloat16
+    assert model.vision is not None
+    store = ImageStore(model.vision.encoder, model.vision.table_CV, device)
+    features, *_ = store._encode([image.pixels for image in case.requests["one"].images.images])
+    count = len(features.embeddings_NO)
+    assert count == case.requests["one"].images.images[0].num_embeddings
+    plan = StepPlan(
+        step_id=0,
+        token_ids=ints([0] * count),
+        query_lens=ints([count]),
+        kv_lens=ints([count]),
+        block_tables=ints([0]),
+        rope_positions=ints([0] * 3 * count) if model.config.rope.mrope_sections else ints(),
+        sample=SampleRows(),
+        score=ScoreRows(),
+    )
+    rows = ImageRows(start=0, embeddings_NC=features.embeddings_NO, deepstack_NC=features.deepstack_NO)
+    heads = {"num_kv_heads": model.config.num_kv_heads, "head_dim": model.config.head_dim}
+    kv = allocate(
+        num_layers=model.config.num_layers, num_blocks=1, block_size=256, dtype=torch.bfloat16, device=device, **heads
+    )
+    batch = make_batch(plan, 256, torch.device("cpu"), images=(rows,))
+    if model.config.experts is None:  # whose router asks who has tokens
+        assert model.decoder.forward(upload(batch, device), kv).device == device
 
 
 def visible(outcome: Outcome) -> tuple[object, ...]:
