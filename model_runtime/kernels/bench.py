@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch
-from model_runtime.kv_store import KVLayer
+from model_runtime.kv_store import KVLayer, bytes_per_block, quantise
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import HeadShape, Ops
 
 SHAPES_NK = ((1536, 576), (576, 1536), (49152, 576))
 ROWS = (1, 2, 4, 8, 16, 64, 256)
 STORAGE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+KV_TYPES = (*STORAGE_TYPES, torch.int8)
 SECONDS_PER_CASE = 0.3
 HEADS = HeadShape(num_heads=9, num_kv_heads=3, head_dim=64)
 BLOCK_SIZE = 16
@@ -52,7 +53,19 @@ def bench_linear(ops: Ops, rows: int, n: int, k: int, dtype: torch.dtype) -> Non
     )
 
 
-def end_of_context(sequences: int, queries: int, context: int) -> tuple[Batch, KVLayer, Tensor]:
+def random_cache(num_blocks: int, dtype: torch.dtype) -> KVLayer:
+    """A layer's cache full of random keys and values, stored as `dtype`."""
+    key_NHBD, value_NHBD = torch.randn(2, num_blocks, HEADS.num_kv_heads, BLOCK_SIZE, HEADS.head_dim)
+    scales_NH2B = None
+    if dtype == torch.int8:
+        (key_NHBD, key_scales), (value_NHBD, value_scales) = quantise(key_NHBD), quantise(value_NHBD)
+        scales_NH2B = torch.stack([key_scales, value_scales], dim=2)
+    return KVLayer(key_NHBD.transpose(2, 3).to(dtype).contiguous(), value_NHBD.to(dtype), scales_NH2B)
+
+
+def end_of_context(
+    sequences: int, queries: int, context: int, dtype: torch.dtype = torch.float32
+) -> tuple[Batch, KVLayer, Tensor]:
     """`queries` tokens at the end of each of `sequences` contexts, over blocks in random order."""
     blocks = context // BLOCK_SIZE
     starts = torch.arange(sequences + 1, dtype=torch.int32)
@@ -68,24 +81,27 @@ def end_of_context(sequences: int, queries: int, context: int) -> tuple[Batch, K
         block_size=BLOCK_SIZE,
         rope_rows_T=positions_T,
     )
-    shape = (sequences * blocks, HEADS.num_kv_heads, HEADS.head_dim, BLOCK_SIZE)
-    kv = KVLayer(torch.randn(shape), torch.randn(shape).transpose(2, 3).contiguous())
     width = (HEADS.num_heads + 2 * HEADS.num_kv_heads) * HEADS.head_dim
-    return batch, kv, torch.randn(sequences * queries, width)
+    return batch, random_cache(sequences * blocks, dtype), torch.randn(sequences * queries, width)
 
 
-def bench_attention(ops: Ops, reference: Ops, sequences: int, queries: int, context: int) -> None:
-    """One row: rates count the keys that a query sees, and each key and value once per sequence."""
-    batch, kv, qkv = end_of_context(sequences, queries, context)
+def bench_attention(ops: Ops, reference: Ops, sequences: int, queries: int, context: int, dtype: torch.dtype) -> None:
+    """One row: rates count the keys that a query sees, and each stored key and value once per sequence."""
+    batch, kv, qkv = end_of_context(sequences, queries, context, dtype)
     ours = best_seconds(lambda: ops.paged_attention(qkv, kv, batch, HEADS, 0.125, 0))
     theirs = best_seconds(lambda: reference.paged_attention(qkv, kv, batch, HEADS, 0.125, 0))
     seen = sequences * queries * (context - (queries - 1) / 2)
     gflops = 4 * seen * HEADS.num_heads * HEADS.head_dim / ours / 1e9
-    gbytes = 2 * 4 * sequences * context * HEADS.num_kv_heads * HEADS.head_dim / ours / 1e9
+    gbytes = sequences * context * token_bytes(dtype) / ours / 1e9
     print(
-        f"{sequences:3} sequences x {queries:3} queries, context {context:5} {ours * 1e6:8.0f} us "
-        f"{gflops:6.1f} GFLOP/s {gbytes:6.1f} GB/s {theirs / ours:6.2f} x reference"
+        f"{sequences:3} sequences x {queries:3} queries, context {context:5} {str(dtype).removeprefix('torch.'):8} "
+        f"{ours * 1e6:8.0f} us {gflops:6.1f} GFLOP/s {gbytes:6.1f} GB/s {theirs / ours:6.2f} x reference"
     )
+
+
+def token_bytes(dtype: torch.dtype) -> int:
+    """Of a token's keys and values in one layer."""
+    return bytes_per_block(1, HEADS.num_kv_heads, HEADS.head_dim, 1, dtype)
 
 
 def bench_small(ops: Ops, reference: Ops, rows: int) -> None:
@@ -109,8 +125,9 @@ def main() -> None:
         for dtype in STORAGE_TYPES:
             for rows in ROWS:
                 bench_linear(ops, rows, n, k, dtype)
-    for sequences, queries, context in ((1, 1, 512), (1, 1, 8192), (16, 1, 512), (16, 1, 2048), (1, 512, 512)):
-        bench_attention(ops, reference, sequences, queries, context)
+    for sequences, queries, context in ((1, 1, 512), (1, 1, 8192), (16, 1, 512), (64, 1, 512), (1, 512, 512)):
+        for dtype in KV_TYPES:
+            bench_attention(ops, reference, sequences, queries, context, dtype)
     for rows in (1, 16, 256):
         bench_small(ops, reference, rows)
 

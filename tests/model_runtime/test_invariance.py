@@ -36,6 +36,11 @@ class Case:
     requests: list[Request]
     alone: dict[int, Outcome]
     neighbours: list[Request]
+    kv_type: torch.dtype
+
+    def session(self, config: SchedulerConfig, num_blocks: int) -> Session:
+        """An engine with nothing in its cache."""
+        return Session(self.model, config, num_blocks, self.kv_type)
 
 
 def load(path: Path) -> LoadedModel:
@@ -76,7 +81,14 @@ def make_requests(prompts: list[list[int]], max_tokens: int) -> list[Request]:
     ]
 
 
-def make_case(model: LoadedModel, lengths: Callable[[random.Random], int], max_tokens: int, *, both: bool) -> Case:
+def make_case(
+    model: LoadedModel,
+    lengths: Callable[[random.Random], int],
+    max_tokens: int,
+    *,
+    both: bool,
+    kv_type: torch.dtype = torch.float32,
+) -> Case:
     """`both`: greedy and sampled for each prompt, else in turn."""
     generator = random.Random(model.config.family)
 
@@ -95,14 +107,14 @@ def make_case(model: LoadedModel, lengths: Callable[[random.Random], int], max_t
         for index in range(32)
     ]
     session = Session(
-        model, SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=4096, enable_prefix_caching=False), 16
+        model, SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=4096, enable_prefix_caching=False), 16, kv_type
     )
     alone: dict[int, Outcome] = {}
     for request in requests:
         alone |= session.run([request])
     assert session.most_sequences == 1
     assert [len(outcome.token_ids) for outcome in alone.values()] == [max_tokens] * len(requests)
-    return Case(model=model, requests=requests, alone=alone, neighbours=neighbours)
+    return Case(model=model, requests=requests, alone=alone, neighbours=neighbours, kv_type=kv_type)
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +124,17 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     def make(name: str) -> Case:
         if name == "smollm2":
             return make_case(load(embedded_path()), lambda generator: generator.choice(LENGTHS), 3, both=False)
+        family, _, kv_type = name.partition(" ")
         overrides: dict[str, dict[str, object]] = {"llama": {}, "mistral": {"sliding_window": 8}}
         folder = tmp_path_factory.mktemp(name)
-        make_checkpoint(folder, name, overrides[name])
-        return make_case(load(folder), lambda generator: generator.randrange(1, 100), 12, both=True)
+        make_checkpoint(folder, family, overrides[family])
+        return make_case(
+            load(folder),
+            lambda generator: generator.randrange(1, 100),
+            12,
+            both=not kv_type,
+            kv_type=torch.int8 if kv_type else torch.float32,
+        )
 
     def get(name: str) -> Case:
         if name not in made:
@@ -134,7 +153,7 @@ def one_thread() -> Iterator[None]:
     set_threads(before)
 
 
-MODELS = ("llama", "mistral", pytest.param("smollm2", marks=pytest.mark.model))
+MODELS = ("llama", "mistral", "llama int8", pytest.param("smollm2", marks=pytest.mark.model))
 
 
 def assert_as_alone(case: Case, requests: list[Request], outcomes: dict[int, Outcome]) -> None:
@@ -168,7 +187,7 @@ def test_among_neighbours_in_chunks(
         enable_prefix_caching=False,
         max_queued_requests=1000,
     )
-    session = Session(case.model, config, 33 * 8)
+    session = case.session(config, 33 * 8)
     requests = thinned(case, name) if chunk == 7 else case.requests
     outcomes = session.run(shuffled(requests + case.neighbours, chunk))
     assert_as_alone(case, requests, outcomes)
@@ -183,7 +202,7 @@ def test_cold_and_warm_prefix_cache(cases: Callable[[str], Case], name: str) -> 
     """Twice over one cache; the second time all full blocks of the prompts are there."""
     case = cases(name)
     config = SchedulerConfig(max_num_seqs=33, block_size=4, max_queued_requests=1000)
-    session = Session(case.model, config, sum(len(request.prompt_ids) // 4 + 4 for request in case.requests))
+    session = case.session(config, sum(len(request.prompt_ids) // 4 + 8 for request in case.requests))
     assert_as_alone(case, case.requests, session.run(shuffled(case.requests, 1)))
     cold_hits = session.scheduler.stats().prefix_hits
     assert_as_alone(case, case.requests, session.run(shuffled(case.requests, 2)))
@@ -202,7 +221,7 @@ def test_after_preemption(cases: Callable[[str], Case], name: str) -> None:
         bully = Request(
             seq_id=BULLY, prompt_ids=ints([5]), sampling=SamplingParams(max_tokens=tokens + 1), cache_salt=b"bully"
         )
-        session = Session(case.model, config, len(request.prompt_ids) + tokens + 1)
+        session = case.session(config, len(request.prompt_ids) + tokens + 1)
         outcome = session.run([bully, replace(request, priority=1)])[request.seq_id]
         assert session.scheduler.stats().preemptions >= 1
         assert outcome == case.alone[request.seq_id]

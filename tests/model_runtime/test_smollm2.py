@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -108,6 +109,20 @@ def test_logits_equal_transformers(
         logits = PagedRun(decoder).step({0: ids})[0]
         assert (logits - expected).abs().max().item() <= TOLERANCE, text
         assert torch.equal(logits.argmax(-1), expected.argmax(-1)), text
+
+
+def test_an_int8_kv_cache_changes_little(load: Callable[[str], LoadedModel], tokenizer: Tokenizer) -> None:
+    """Mean Kullback-Leibler divergence from the distributions with a float32 cache, and how often the likeliest token is
+    the same. (Over all prompts and 1024 positions of prose 0.001 and 98 %; bfloat16: 0.00005 and 99 %.)"""
+    prompts = [list(tokenizer.encode(text, add_special_tokens=False, allow_special=False)) for text in PROMPTS[:10]]
+
+    def log_probabilities(kv_type: torch.dtype) -> Tensor:
+        runs = (PagedRun(load("auto").decoder, kv_type=kv_type).step({0: ids})[0] for ids in prompts)
+        return torch.cat([logits.double().log_softmax(-1) for logits in runs])
+
+    exact, changed = log_probabilities(torch.float32), log_probabilities(torch.int8)
+    assert 0 < (exact.exp() * (exact - changed)).sum(-1).mean() <= 2e-3
+    assert (exact.argmax(-1) == changed.argmax(-1)).double().mean() >= 0.96
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
