@@ -75,21 +75,19 @@ template <v8 activation(v8)> void activate(const float* x, int64_t count, float*
     });
 }
 
-// y[rows][F] = activation(first F numbers of a row) * its last F.
-template <v8 activation(v8)> void gate_rows(const float* gate_up, int64_t rows, int64_t F, float* y) {
-    for_rows(rows, rows * F * 4, [=](int64_t row) {  // an exponential costs about four plain operations
-        const float *gate = gate_up + row * 2 * F, *up = gate + F;
-        float* out = y + row * F;
-        int64_t f = 0;
-        for (; f + 8 <= F; f += 8) store(out + f, activation(load<v8>(gate + f)) * load<v8>(up + f));
-        if (f == F) return;
-        float tail[3][8] = {};
-        std::copy_n(gate + f, F - f, tail[0]);
-        std::copy_n(up + f, F - f, tail[1]);
-        store(tail[2], activation(load<v8>(tail[0])) * load<v8>(tail[1]));
-        std::copy_n(tail[2], F - f, out + f);
-    });
+// y[F] = activation(gate) * up; y may be gate.
+template <v8 activation(v8)> void gate_row(const float* gate, const float* up, int64_t F, float* y) {
+    int64_t f = 0;
+    for (; f + 8 <= F; f += 8) store(y + f, activation(load<v8>(gate + f)) * load<v8>(up + f));
+    if (f == F) return;
+    float tail[3][8] = {};
+    std::copy_n(gate + f, F - f, tail[0]);
+    std::copy_n(up + f, F - f, tail[1]);
+    store(tail[2], activation(load<v8>(tail[0])) * load<v8>(tail[1]));
+    std::copy_n(tail[2], F - f, y + f);
 }
+
+constexpr int64_t EXPONENTIAL = 4;  // plain operations that one costs
 
 // Rotate the channel pairs of one head: pair i is (first[i * step], second[i * step]).
 INLINE void rotate(float* first, float* second, int64_t step, const float* cos, const float* sin, int64_t half) {
@@ -139,15 +137,17 @@ bool within(const int32_t* numbers, int64_t count, int64_t end) {
 
 }  // namespace
 
-void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C) {
-    for_rows(T, T * C * 2, [=](int64_t row) {
-        float* sum = x + row * C;
-        if (norms.result) {
-            float* summand = norms.result + row * C;
-            if (norms.result_norm) norm_row(summand, norms.result_norm, norms.eps, C, summand);
-            for (int64_t k = 0; k < C; k++) sum[k] += summand[k];
+void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C, const ProductRows& rows) {
+    for_rows(T, T * C * 2, [&](int64_t row) {
+        float *sum = x + row * C, *result = norms.result + row * C;
+        if (norms.add) {
+            if (norms.result_norm) norm_row(result, norms.result_norm, norms.eps, C, result);
+            for (int64_t k = 0; k < C; k++) sum[k] += result[k];
         }
-        if (norms.next_norm) norm_row(sum, norms.next_norm, norms.eps, C, norms.normed + row * C);
+        if (!norms.next_norm) return;
+        float* normed = rows.planes ? result : rows.floats + row * C;
+        norm_row(sum, norms.next_norm, norms.eps, C, normed);
+        if (rows.planes) quantize_row(normed, row, rows.planes, C, rows.integers);
     });
 }
 
@@ -159,8 +159,12 @@ void qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps
     });
 }
 
-void gate(const float* gate_up, bool gelu, int64_t T, int64_t F, float* y) {
-    gelu ? gate_rows<gelu_tanh>(gate_up, T, F, y) : gate_rows<silu>(gate_up, T, F, y);
+void gate(float* gate_up, bool gelu, int64_t T, int64_t F, const ProductRows& rows) {
+    for_rows(T, T * F * EXPONENTIAL, [&](int64_t row) {
+        float *gate = gate_up + row * 2 * F, *product = rows.planes ? gate : rows.floats + row * F;
+        gelu ? gate_row<gelu_tanh>(gate, gate + F, F, product) : gate_row<silu>(gate, gate + F, F, product);
+        if (rows.planes) quantize_row(product, row, rows.planes, F, rows.integers);
+    });
 }
 
 bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const KVLayer& kv, const Heads& heads) {
@@ -206,9 +210,15 @@ void fl_qk_norm(float* qkv, const float* q_weight, const float* k_weight, float 
     qk_norm(qkv, q_weight, k_weight, eps, T, {H, G, D});
 }
 
-void fl_silu_mul(const float* gate_up, int64_t rows, int64_t F, float* y) { gate(gate_up, false, rows, F, y); }
+void fl_silu_mul(const float* gate_up, int64_t rows, int64_t F, float* y) {
+    for_rows(rows, rows * F * EXPONENTIAL,
+             [=](int64_t row) { gate_row<silu>(gate_up + row * 2 * F, gate_up + row * 2 * F + F, F, y + row * F); });
+}
 
-void fl_gelu_tanh_mul(const float* gate_up, int64_t rows, int64_t F, float* y) { gate(gate_up, true, rows, F, y); }
+void fl_gelu_tanh_mul(const float* gate_up, int64_t rows, int64_t F, float* y) {
+    for_rows(rows, rows * F * EXPONENTIAL,
+             [=](int64_t row) { gate_row<gelu_tanh>(gate_up + row * 2 * F, gate_up + row * 2 * F + F, F, y + row * F); });
+}
 
 // kind: 0 gelu, 1 gelu with tanh, 2 quick gelu, 3 silu.
 void fl_activate(const float* x, int64_t kind, int64_t count, float* y) {

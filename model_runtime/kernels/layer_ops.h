@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "integer.h"
+#include "linear.h"
+
 // A row of a layer's q/k/v product: H D query, then G D key, then G D value channels.
 struct Heads {
     int64_t H, G, D;
@@ -38,17 +41,30 @@ bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const 
 bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, float scale,
                      int64_t window, float* out);
 
-// Sum rows and norm them in one pass: x[T][C] += result, or += norm(result) in place where `result_norm` is given; then
-// normed = norm(x) with the weights of the next block, if they are given. The sum is left out if `result` is null.
+// Rows [T][K] that a product reads: floats, or in the same memory integers where the matrix wants them.
+struct ProductRows {
+    float* floats;
+    int64_t planes;  // 0: floats
+    QuantizedRows integers;
+
+    ProductRows(const Matrix& w, int64_t T, float* memory) : floats(memory), planes(0) {
+        if (w.integer_rows) planes = row_planes(w.format), integers = quantized_rows_at(memory, planes, T, w.K);
+    }
+};
+
+// What happens to hidden states x[T][C] between two blocks, in one pass: x += result, or += norm(result) where it has a
+// norm of its own, then rows = norm(x) for the block that comes next. Overwrites `result`.
 struct ResidualNorm {
-    float *result, *normed;
-    const float *result_norm, *next_norm;
+    float* result;
+    bool add;                  // false: there is no block before
+    const float* result_norm;  // or null
+    const float* next_norm;    // null: there is no block behind
     float eps;
 };
-void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C);
+void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C, const ProductRows& rows);
 
 // norm of every query head and every key head of qkv [T][(H + 2 G) D], in place.
 void qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, int64_t T, const Heads& heads);
 
-// y[T][F] = silu, or gelu with tanh, of the first F numbers of a row times its last F.
-void gate(const float* gate_up, bool gelu, int64_t T, int64_t F, float* y);
+// rows [T][F] = silu, or gelu with tanh, of the first F numbers of a row times its last F. Overwrites `gate_up`.
+void gate(float* gate_up, bool gelu, int64_t T, int64_t F, const ProductRows& rows);

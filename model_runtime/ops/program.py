@@ -109,7 +109,6 @@ class LayerProgram:
         self._layers = tuple(layers)
         """Holds the memory that `_structures` point to."""
         self._structures = (CLayer * len(layers))(*(_layer(layer) for layer in layers))
-        self._floats_per_token = max(library().workspace(byref(layer)) for layer in self._structures)
         self._kv: list[KVLayer] = []
         self._caches = (CKVLayer * 0)()
 
@@ -121,7 +120,8 @@ class LayerProgram:
         assert x_TC.shape == (num_tokens, self._structures[0].output.N), f"hidden states are {tuple(x_TC.shape)}"
         assert 0 <= layers.start < layers.stop <= len(self._layers) and layers.step == 1, f"there are no {layers}"
         self._bind(kv, batch.block_size)
-        workspace = torch.empty(self._floats_per_token * num_tokens)
+        size = library().workspace(byref(self._structures), len(self._structures), num_tokens)
+        workspace = torch.empty(size, dtype=torch.uint8)
         step = CStep(_batch(batch), *(_rope(rope, self._layers[0].shape) for rope in ropes), workspace.data_ptr())
         failed = library().run_layers(
             byref(self._structures, layers.start * sizeof(CLayer)),

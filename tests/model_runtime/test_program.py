@@ -84,7 +84,8 @@ def make_decoder(config: ModelConfig, ops: Ops, storage: str = "float32") -> Dec
         if parameter.columns is None:
             parameters.vectors[parameter.name] = tensor
         else:
-            parameters.matrices[parameter.name] = packed(ops, tensor, storage)
+            chosen = ("q8_0", "float32", "q4_0")[seed % 3] if storage == "mixed" else storage
+            parameters.matrices[parameter.name] = packed(ops, tensor, chosen)
     return Decoder(config, parameters, ops, CPU, MAX_LEN)
 
 
@@ -139,9 +140,12 @@ def test_every_kind_of_dense_layer(name: str) -> None:
     assert_same(decoder, make_batch(decoder.config))
 
 
-@pytest.mark.parametrize("storage", ["bfloat16", "q8_0", "q4_0"])
-def test_every_storage_of_weights(storage: str) -> None:
-    decoder = make_decoder(CONFIGS["biases"], compiled(), storage)
+@pytest.mark.parametrize(
+    ("name", "storage"), [("biases", "bfloat16"), ("biases", "q8_0"), ("sandwich", "q4_0"), ("plain", "mixed")]
+)
+def test_every_storage_of_weights(name: str, storage: str) -> None:
+    """Rows are quantised within the operation that makes them, where the product wants integers."""
+    decoder = make_decoder(CONFIGS[name], compiled(), storage)
     assert_same(decoder, make_batch(decoder.config))
 
 
