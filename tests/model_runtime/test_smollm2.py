@@ -112,8 +112,8 @@ def test_logits_equal_transformers(
 
 
 def test_an_int8_kv_cache_changes_little(load: Callable[[str], LoadedModel], tokenizer: Tokenizer) -> None:
-    """Mean Kullback-Leibler divergence from the distributions with a float32 cache, and how often the likeliest token is
-    the same. (Over all prompts and 1024 positions of prose 0.001 and 98 %; bfloat16: 0.00005 and 99 %.)"""
+    """Mean Kullback-Leibler divergence from the distributions with a float32 cache, and how often the likeliest token
+    is the same. (Over all prompts and 1024 positions of prose 0.001 and 98 %; bfloat16: 0.00005 and 99 %.)"""
     prompts = [list(tokenizer.encode(text, add_special_tokens=False, allow_special=False)) for text in PROMPTS[:10]]
 
     def log_probabilities(kv_type: torch.dtype) -> Tensor:
