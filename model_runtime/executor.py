@@ -30,6 +30,7 @@ from model_runtime.memory import (
     step_tokens,
 )
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
+from model_runtime.ops.registry import Ops
 from model_runtime.runner import Runner
 from model_runtime.weights.load import Precision
 from scheduler.config import SchedulerConfig
@@ -80,11 +81,11 @@ def load_runner(
     )
     info = _plan(model, describe(ops, device), runtime, scheduler, budget)
     kv_type = storage_type(runtime.kv_cache_dtype, model.decoder.dtype)
-    return _runner(model, info, kv_type, scheduler.max_num_seqs, device), info
+    return _runner(model, info, ops, kv_type, scheduler.max_num_seqs, device), info
 
 
 def _runner(
-    model: LoadedModel, info: RuntimeInfo, kv_type: torch.dtype, max_num_seqs: int, device: torch.device
+    model: LoadedModel, info: RuntimeInfo, ops: Ops, kv_type: torch.dtype, max_num_seqs: int, device: torch.device
 ) -> Runner:
     config, decoder = model.config, model.decoder
     on_cpu = device.type == "cpu"
@@ -100,7 +101,7 @@ def _runner(
     vision = model.vision
     images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device)
     served = decoder if on_cpu else on_device(decoder, kv, device, info, max_num_seqs)
-    return Runner(served, kv, info.block_size, torch.device("cpu"), images, config.bidirectional_images)
+    return Runner(served, kv, info.block_size, torch.device("cpu"), ops, images, config.bidirectional_images)
 
 
 def _block_bytes(config: ModelConfig, runtime: RuntimeConfig, block_size: int, activations: torch.dtype) -> int:

@@ -13,8 +13,9 @@ from vision.tower_config import PackedConfig, VisionTowerConfig
 
 FLOAT_BYTES = 4
 SAMPLER_FLOATS = 18
-"""Floats per logit that sampling takes at its peak: the logits, a copy with bias and penalties, probabilities, and the
-int64 weights, ids, sums and differences of a full sort (top_p on a flat distribution)."""
+"""Floats per logit that sampling takes at its peak where plain torch does it: the logits, a copy with bias and
+penalties, probabilities, and the int64 weights, ids, sums and differences of a full sort (top_p on a flat
+distribution). Compiled, it takes about five for each token of the vocabulary and thread beside the logits."""
 
 
 class PlanError(Exception):

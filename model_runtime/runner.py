@@ -17,7 +17,7 @@ from torch import Tensor
 from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.images import ImageStore
 from model_runtime.kv_store import KVLayer
-from model_runtime.sampler import sample, score
+from model_runtime.ops.registry import Ops
 from scheduler.plan import RowLogprobs, SampleRows, ScoreRows, StepPlan, StepResult, floats, ints
 
 SCORE_CHUNK = 64
@@ -45,12 +45,13 @@ class Runner:
         kv: list[KVLayer],
         block_size: int,
         device: torch.device,
+        ops: Ops,
         images: ImageStore | None = None,
         bidirectional_images: bool = False,
     ) -> None:
         """`images` is None for a model that takes none; `bidirectional_images` says that its images attend to
         themselves in both directions."""
-        self._model, self._kv, self._block_size, self._device = model, kv, block_size, device
+        self._model, self._kv, self._block_size, self._device, self._ops = model, kv, block_size, device, ops
         self._images, self._bidirectional_images = images, bidirectional_images
 
     @torch.inference_mode()
@@ -85,14 +86,14 @@ class Runner:
     def _sample(self, hidden_TC: Tensor, rows: SampleRows) -> "tuple[array[int], RowLogprobs]":
         if not rows.rows:
             return ints(), RowLogprobs()
-        return sample(self._logits(hidden_TC, rows.rows), rows)
+        return self._ops.sample(self._logits(hidden_TC, rows.rows), rows)
 
     def _score(self, hidden_TC: Tensor, rows: ScoreRows) -> RowLogprobs:
         parts = []
         for start in range(0, len(rows.rows), SCORE_CHUNK):
             part = slice(start, start + SCORE_CHUNK)
             chunk = ScoreRows(rows=rows.rows[part], targets=rows.targets[part], top_logprobs=rows.top_logprobs[part])
-            parts.append(score(self._logits(hidden_TC, chunk.rows), chunk))
+            parts.append(self._ops.score(self._logits(hidden_TC, chunk.rows), chunk))
         return _concatenate(parts)
 
 

@@ -20,7 +20,16 @@ from pathlib import Path
 from model_runtime.config import CACHE_VARIABLE, cache_dir
 
 SOURCE_DIR = Path(__file__).parent
-SOURCES = ("linear.cpp", "integer.cpp", "quantize.cpp", "elementwise.cpp", "attention.cpp", "layers.cpp", "pool.cpp")
+SOURCES = (
+    "linear.cpp",
+    "integer.cpp",
+    "quantize.cpp",
+    "elementwise.cpp",
+    "attention.cpp",
+    "layers.cpp",
+    "sample.cpp",
+    "pool.cpp",
+)
 HEADERS = (
     "vec.h",
     "kv.h",

@@ -1,13 +1,16 @@
-"""The operations that models are made of, and which implementation runs where.
+"""The operations that models and the runner are made of, and which implementation runs where.
 
-Models call `ops.linear(...)`; they never see a kernel. `reference.py` (plain torch, any device, any float dtype)
-defines the meaning of every operation; `cpu.py` registers compiled ones for float32 on CPU. `select` picks, for each
-operation, the best one registered for a device and falls back to the reference. Engine and worker processes.
+Models call `ops.linear(...)`; they never see a kernel. `reference.py` and `sampling.py` (plain torch, any device, any
+float dtype) define the meaning of every operation; `cpu.py` and `cpu_sampling.py` register compiled ones for float32 on
+CPU. `select` picks, for each operation, the best one registered for a device and falls back to the reference. Engine
+and worker processes.
 
 Legend: T tokens, K input features, N output features, H query heads, G key/value heads, D channels of a head,
-E = (H + 2 G) D, F intermediate features, P positions of the rope table, R rotated channels.
+E = (H + 2 G) D, F intermediate features, P positions of the rope table, R rotated channels; N rows of logits,
+V vocabulary.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, Protocol, TypeVar
@@ -17,6 +20,7 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
+from scheduler.plan import RowLogprobs, SampleRows, ScoreRows
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 GatedActivation = Literal["silu", "gelu_tanh"]
@@ -144,6 +148,10 @@ class Ops:
     layer_program: Callable[[Sequence[DenseLayer]], LayerStack | None]
     """All layers of a decoder -> something that runs them at once, with the results of the operations one by one; None
     where there is no such thing."""
+    sample: "Callable[[Tensor, SampleRows], tuple[array[int], RowLogprobs]]"
+    """(logits [N, V], how) -> (int32 token ids [N] or FAILED_TOKEN, their log-probabilities): see `sampling`."""
+    score: Callable[[Tensor, ScoreRows], RowLogprobs]
+    """(logits [N, V], which tokens) -> the log-probabilities of given tokens. `rows` is not read."""
 
 
 Function = TypeVar("Function", bound=Callable[..., object])

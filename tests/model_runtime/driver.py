@@ -7,6 +7,7 @@ import torch
 
 from model_runtime.checkpoint import LoadedModel
 from model_runtime.kv_store import allocate
+from model_runtime.ops import load_ops
 from model_runtime.runner import Runner
 from scheduler.config import SchedulerConfig
 from scheduler.request import FinishReason, Request, TokenLogprob
@@ -47,7 +48,7 @@ class Session:
             device=device,
         )
         fill_with_nan(kv)
-        self.runner = Runner(model.decoder, kv, config.block_size, device)
+        self.runner = Runner(model.decoder, kv, config.block_size, device, load_ops(device, "auto"))
         self.scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=architecture.max_position)
         self.largest_chunk = 0
         """Most tokens that a sequence was given in a step."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -177,10 +178,16 @@ def test_kv_cache_is_stored_as_configured(checkpoint: Path, name: KVCacheDtype, 
     assert executor.execute(make_plan(33, 3, 1.0)).step_id == 1
 
 
-@pytest.mark.parametrize(("tokens", "rows", "temperature"), [(1024, 1, 0.0), (64, 64, 100.0)])
-def test_activations_are_as_planned(executor: Executor, tokens: int, rows: int, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "rows", "temperature", "kernels"), [(1024, 1, 0.0, "auto"), (64, 64, 100.0, "reference")]
+)
+def test_activations_are_as_planned(
+    checkpoint: Path, tokens: int, rows: int, temperature: float, kernels: Literal["auto", "reference"]
+) -> None:
     """A step takes what memory was planned for within 10 %, and keeps nothing."""
     plan = make_plan(tokens, rows, temperature)
+    runtime, scheduler = RuntimeConfig(device="cpu", kernels=kernels), SchedulerConfig(max_num_seqs=2, block_size=32)
+    executor = load_executor(checkpoint, runtime, scheduler, lambda stage, fraction: None)
     peak, living = measured_bytes(lambda: executor.execute(plan))
     architecture = replace(MODEL, vocab_size=5000, intermediate_size=512)
     assert peak == pytest.approx(activation_bytes(architecture, tokens, rows), rel=0.1)

@@ -21,6 +21,7 @@ from vision.encoder.inputs import image_input
 from vision.encoder.model import ImageEncoder, ImageFeatures, ImageInput
 
 CPU = torch.device("cpu")
+OPS = load_ops(CPU, "reference")
 COMPILED = TowerKernels(load_ops(CPU, "auto"))
 """With them an image is the same bit for bit alone and among others."""
 TABLE = torch.linspace(-2, 2, 3 * 256).view(3, 256)
@@ -214,7 +215,7 @@ class Recorder:
 def test_the_runner_gives_the_model_its_images(store: ImageStore) -> None:
     model = Recorder()
     jobs = {0: (pixels(1), COUNT), 1: (pixels(2), COUNT + 1)}
-    result = Runner(model, [], 4, CPU, store).run(plan(jobs, [(2, COUNT, 0, 0)], []))
+    result = Runner(model, [], 4, CPU, OPS, store).run(plan(jobs, [(2, COUNT, 0, 0)], []))
     assert list(result.failed_slots) == [1]
     (row,) = model.batches[0].images
     assert (row.start, len(row.embeddings_NC)) == (2, COUNT)
@@ -222,7 +223,7 @@ def test_the_runner_gives_the_model_its_images(store: ImageStore) -> None:
 
 
 def test_a_model_of_text_alone_is_given_no_images() -> None:
-    runner = Runner(Recorder(), [], 4, CPU)
+    runner = Runner(Recorder(), [], 4, CPU, OPS)
     assert list(runner.run(plan({}, [], [])).failed_slots) == []
     for wrong in (plan({0: (pixels(1), COUNT)}, [], []), plan({}, [(0, 1, 0, 0)], []), plan({}, [], [0])):
         with pytest.raises(AssertionError, match="a plan with images, a model without"):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
+from model_runtime.ops import load_ops
 from model_runtime.runner import SCORE_CHUNK, Runner
 from scheduler.plan import (
     FAILED_TOKEN,
@@ -23,6 +24,8 @@ from scheduler.plan import (
     uints,
 )
 
+CPU = torch.device("cpu")
+OPS = load_ops(CPU, "auto")
 VOCAB = 32
 NAN_TOKEN = 13
 
@@ -89,7 +92,7 @@ def model() -> Successor:
 
 @pytest.fixture
 def runner(model: Successor) -> Runner:
-    return Runner(model, [], 4, torch.device("cpu"))
+    return Runner(model, [], 4, CPU, OPS)
 
 
 def test_samples_the_rows_of_the_plan_in_order(runner: Runner, model: Successor) -> None:
@@ -141,7 +144,7 @@ def test_scores_in_chunks_as_if_at_once(runner: Runner, model: Successor) -> Non
 
 def test_passes_its_memory_to_the_model() -> None:
     model, kv = Successor(), [KVLayer(torch.zeros(3, 1, 2, 4), torch.zeros(3, 1, 4, 2))]
-    Runner(model, kv, 4, torch.device("cpu")).run(make_plan([3, 20, 21], greedy([0]), ScoreRows()))
+    Runner(model, kv, 4, CPU, OPS).run(make_plan([3, 20, 21], greedy([0]), ScoreRows()))
     assert model.kv is kv
 
 

@@ -1,4 +1,6 @@
-"""Logits to tokens and log-probabilities, all rows of a step at once. Called by the runner on rank 0, engine process.
+"""Logits to tokens and log-probabilities, all rows of a step at once: the operations `sample` and `score` in plain
+torch, for any device. They define the meaning; `ops.cpu_sampling` has the same on CPU in compiled code. Called by the
+runner on rank 0, engine process.
 
 What happens to a row, in this order:
 
@@ -7,17 +9,18 @@ What happens to a row, in this order:
 3. Penalties. For each token in the row's history, once: logit / repetition_penalty where the logit is positive, else
    logit * repetition_penalty (CTRL, arXiv 1909.05858); then minus frequency_penalty * n, minus presence_penalty where
    n > 0, with n the times the token stands in the output part of the history.
-4. temperature 0: the first maximum is the token, and the row is done. Else p = softmax(logits / temperature).
-5. top_k: the k most likely tokens stay; among equals the lower id. p is renormalised.
-6. top_p: the smallest number of most likely tokens whose p sums to top_p or more stays, at least one; among equals
-   the lower id.
-7. min_p: tokens with p >= min_p * (largest p) stay. (5 to 7 compose as in Hugging Face's generate.)
+4. temperature 0: the first maximum is the token, and the row is done. Else a token's weight is
+   w = exp((logit - largest logit) / temperature); its probability is its share of the sum.
+5. top_k: the k most likely tokens stay; among equals the lower id.
+6. top_p: of these, the smallest number of most likely tokens stays whose w is top_p of all their w or more, at least
+   one; among equals the lower id.
+7. min_p: tokens with w >= min_p stay; the largest w is 1. (5 to 7 compose as in Hugging Face's generate.)
 8. One uniform number u in [0, 1), a function of (seed, counter), picks from what stayed, in the order of ids: the first
-   token at which the cumulative p exceeds u * (sum of p).
+   token at which the cumulative w exceeds u * (sum of w).
 
 A row's result is the same bit for bit in any batch, at any number of threads: every operation here works on one row
-in an order of its own, or is exact. To that end p is held in fixed point, as an integer multiple of 2^-40, whose sums
-are exact in any order; less likely tokens than that are never drawn.
+in an order of its own, or is exact. To that end w is rounded to a multiple of 2^-40 and held as an integer; sums of
+integers are exact in any order. A token that is 2^41 times less likely than the likeliest is never drawn.
 
 A row with a NaN or +inf, or with no token left to choose, yields FAILED_TOKEN and disturbs no other row.
 
@@ -32,17 +35,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model_runtime.ops.registry import register
 from model_runtime.random import uniform
 from model_runtime.ranking import ranked
 from scheduler.plan import FAILED_TOKEN, LOGPROB_FLOOR, NO_LOGPROBS, RowLogprobs, SampleRows, ScoreRows, floats, ints
 
 WEIGHT_ONE = 2.0**40
-"""The fixed-point weight of probability 1."""
+"""The fixed-point weight of the most likely token."""
 
 CANDIDATES = (256, 4096)
 """How many most likely tokens top_k and top_p look at, before they look at all. Changes the time, never the result."""
 
 
+@register("sample", "any")
 def sample(logits_RV: Tensor, rows: SampleRows) -> "tuple[array[int], RowLogprobs]":
     """Choose a token for each row: logits float32 [R, V] -> (int32 [R] or FAILED_TOKEN, log-probabilities)."""
     adjusted_RV = _penalise(_add_bias(logits_RV, rows), rows)
@@ -53,6 +58,7 @@ def sample(logits_RV: Tensor, rows: SampleRows) -> "tuple[array[int], RowLogprob
     return ints(ids_R.tolist()), _logprobs(logits_RV, ids_R, np.asarray(rows.top_logprobs))
 
 
+@register("score", "any")
 def score(logits_PV: Tensor, rows: ScoreRows) -> RowLogprobs:
     """Log-probabilities of given tokens (`rows.targets`): logits float32 [P, V]. `rows.rows` is not read."""
     return _logprobs(logits_PV, _tensor(rows.targets, logits_PV).long(), np.asarray(rows.top_logprobs))
@@ -113,8 +119,8 @@ def _choose(logits_RV: Tensor, rows: SampleRows) -> Tensor:
 def _draw(logits_NV: Tensor, rows: SampleRows, drawn: NDArray[np.intp]) -> Tensor:
     """Token ids int64 [N]; entry n belongs to row drawn[n] of `rows`."""
     temperature_N1 = _tensor(rows.temperature, logits_NV, drawn)[:, None]
-    p_NV = ((logits_NV - logits_NV.amax(dim=1, keepdim=True)) / temperature_N1).softmax(dim=1)
-    weights_NV = (p_NV * WEIGHT_ONE).long()
+    p_NV = ((logits_NV - logits_NV.amax(dim=1, keepdim=True)) / temperature_N1).exp()
+    weights_NV = (p_NV * WEIGHT_ONE).round().long()
     top_k_N1 = _tensor(rows.top_k, logits_NV, drawn)[:, None].long()
     top_p_N1 = _tensor(rows.top_p, logits_NV, drawn)[:, None].double()
     filtered = torch.nonzero((top_k_N1 > 0) | (top_p_N1 < 1))[:, 0]
@@ -122,7 +128,7 @@ def _draw(logits_NV: Tensor, rows: SampleRows, drawn: NDArray[np.intp]) -> Tenso
         _filter(filtered, logits_NV, weights_NV, top_k_N1, top_p_N1)
     min_p_N1 = _tensor(rows.min_p, logits_NV, drawn)[:, None]
     if min_p_N1.any():
-        weights_NV.masked_fill_(p_NV < min_p_N1 * p_NV.amax(dim=1, keepdim=True), 0)
+        weights_NV.masked_fill_(p_NV < min_p_N1, 0)
     cumulative_NV = weights_NV.cumsum(dim=1)
     u_N = uniform(np.asarray(rows.seed)[drawn], np.asarray(rows.counter)[drawn])
     target_N1 = torch.floor(torch.from_numpy(u_N).to(logits_NV.device)[:, None] * cumulative_NV[:, -1:]).long()
@@ -164,16 +170,18 @@ def _keep(
 def _logprobs(logits_RV: Tensor, ids_R: Tensor, top_R: NDArray[np.int32]) -> RowLogprobs:
     """Of the tokens ids_R (FAILED_TOKEN gets the floor) and of the top_R most likely ones, where top_R says so."""
     asked = np.flatnonzero(top_R != NO_LOGPROBS)
-    counts_R = np.maximum(top_R, 0)
+    counts_R = top_R.clip(0, logits_RV.shape[1])
     chosen_R = np.zeros(len(top_R), dtype=np.float32)
     offsets = ints([0, *np.cumsum(counts_R).tolist()])
     if len(asked) == 0:
         return RowLogprobs(chosen=floats(chosen_R.tolist()), top_offsets=offsets)
     where = torch.from_numpy(asked).to(logits_RV.device)
-    logprobs_AV, ids_A1 = logits_RV[where].log_softmax(dim=1), ids_R[where][:, None]
+    logits_AV, ids_A1 = logits_RV[where], ids_R[where][:, None]
+    logprobs_AV = logits_AV.log_softmax(dim=1)
     chosen_A = _finite(logprobs_AV.gather(1, ids_A1.clamp(min=0))).masked_fill(ids_A1 < 0, LOGPROB_FLOOR)[:, 0]
     chosen_R[asked] = chosen_A.cpu().numpy()
-    values_AC, top_ids_AC = ranked(logprobs_AV, max(1, int(counts_R.max())))
+    _, top_ids_AC = ranked(logits_AV, max(1, int(counts_R.max())))
+    values_AC = logprobs_AV.gather(1, top_ids_AC)
     wanted_AC = torch.arange(values_AC.shape[1]) < torch.from_numpy(counts_R[asked])[:, None]
     return RowLogprobs(
         chosen=floats(chosen_R.tolist()),
