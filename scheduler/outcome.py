@@ -27,6 +27,8 @@ def token_event(seq: Sequence, sampled: RowLogprobs, row: int) -> TokenEvent:
     request = seq.request
     first = seq.num_outputs == 1
     reason, stop_token = ending(seq)
+    if reason is None and not first and request.sampling.logprobs < 0:
+        return TokenEvent(request.seq_id, (seq.tokens[-1],))  # nearly always, and in half the time
     return TokenEvent(
         seq_id=request.seq_id,
         token_ids=(seq.tokens[-1],),

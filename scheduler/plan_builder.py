@@ -2,87 +2,100 @@
 
 from array import array
 from collections.abc import Callable
-from typing import NamedTuple
+from itertools import accumulate, compress
+from typing import TypeAlias
 
 from scheduler.image_spans import add_rope_rows, add_span_rows
 from scheduler.plan import ImageJobs, ImageSpans, ScoreRows, StepPlan, ints
-from scheduler.sampling_rows import add_score_rows, sample_rows
+from scheduler.sampling_rows import SampledRows, add_score_rows
 from scheduler.sequence import Sequence
 
-
-class PlannedSequence(NamedTuple):
-    """What a step does for one sequence, in the order of the plan."""
-
-    seq: Sequence
-    num_tokens: int
-    samples: bool
-    num_scored: int
-    """Prompt rows whose log-probability is reported."""
+Planned: TypeAlias = tuple[Sequence, int, bool, int]
+"""What a step does for one sequence: (it, tokens computed, whether it samples the next one, prompt rows scored)."""
 
 
 class PlanBuilder:
-    """An empty step; `add` fills it. `slot` tells where the embeddings of an image are."""
+    """An empty step; `add` fills it. `sampled` makes the rows that sample, `slot` tells where the embeddings of an
+    image are.
 
-    def __init__(self, block_size: int, slot: Callable[[bytes], int]) -> None:
+    `build` works column by column, as `sampling_rows` does.
+    """
+
+    def __init__(self, block_size: int, sampled: SampledRows, slot: Callable[[bytes], int]) -> None:
         self._block_size = block_size
+        self._sampled = sampled
         self._slot = slot
-        self._token_ids = ints()
-        self._query_lens = ints()
-        self._kv_lens = ints()
-        self._block_tables = ints()
-        self._sampled: list[Sequence] = []
-        self._sampled_rows = ints()
-        self._score = ScoreRows()
-        self._images = ImageSpans()
-        self._has_rope = False
-        self.planned: list[PlannedSequence] = []
-
-    @property
-    def num_tokens(self) -> int:
+        self._seqs: list[Sequence] = []
+        self._query_lens: list[int] = []
+        self.num_tokens = 0
         """Tokens of the step so far."""
-        return len(self._token_ids)
+        self.planned: list[Planned] = []
+        """What the built step does, in its order."""
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         """Compute the next `num_tokens` known tokens of a sequence whose block table covers them."""
-        row = len(self._token_ids)
-        kv_len = seq.num_computed + num_tokens
-        num_blocks = -(-kv_len // self._block_size)
-        assert len(seq.blocks) >= num_blocks, "a step without the blocks that it writes"
-        self._token_ids.extend(seq.tokens[seq.num_computed : kv_len])
+        self._seqs.append(seq)
         self._query_lens.append(num_tokens)
-        self._kv_lens.append(kv_len)
-        self._block_tables.extend(seq.blocks[:num_blocks])
-        num_scored = add_score_rows(self._score, seq, num_tokens, row) if seq.scores_prompt else 0
-        if seq.num_computed < seq.image_end:
-            add_span_rows(self._images, seq, num_tokens, row, self._slot)
-        if seq.image_end:
-            self._has_rope = self._has_rope or bool(seq.request.images.rope_positions)
-        samples = kv_len == len(seq.tokens)
-        if samples:
-            self._sampled.append(seq)
-            self._sampled_rows.append(row + num_tokens - 1)
-        self.planned.append(PlannedSequence(seq, num_tokens, samples, num_scored))
+        self.num_tokens += num_tokens
 
     def build(self, step_id: int, encode: ImageJobs, drop_slots: "array[int]") -> StepPlan:
         """The finished plan."""
+        seqs, query_lens = self._seqs, self._query_lens
+        kv_lens = [seq.num_computed + num_tokens for seq, num_tokens in zip(seqs, query_lens, strict=True)]
+        samples = [kv_len == len(seq.tokens) for seq, kv_len in zip(seqs, kv_lens, strict=True)]
+        ends = [*accumulate(query_lens)]
+        score, num_scored = self._score_rows(ends)
+        self.planned = [*zip(seqs, query_lens, samples, num_scored, strict=True)]
         return StepPlan(
             step_id=step_id,
-            token_ids=self._token_ids,
-            query_lens=self._query_lens,
-            kv_lens=self._kv_lens,
-            block_tables=self._block_tables,
-            sample=sample_rows(self._sampled, self._sampled_rows),
-            score=self._score,
-            rope_positions=self._rope_rows(),
+            token_ids=self._token_ids(kv_lens),
+            query_lens=ints(query_lens),
+            kv_lens=ints(kv_lens),
+            block_tables=self._block_tables(kv_lens),
+            sample=self._sampled.of_step(
+                [*compress(seqs, samples)], ints([end - 1 for end in compress(ends, samples)])
+            ),
+            score=score,
+            rope_positions=self._rope_rows(kv_lens),
             drop_slots=drop_slots,
             encode=encode,
-            images=self._images,
+            images=self._span_rows(ends),
         )
 
-    def _rope_rows(self) -> "array[int]":
+    def _token_ids(self, kv_lens: list[int]) -> "array[int]":
+        token_ids = ints()
+        for seq, kv_len in zip(self._seqs, kv_lens, strict=True):
+            token_ids.extend(seq.tokens[seq.num_computed : kv_len])
+        return token_ids
+
+    def _block_tables(self, kv_lens: list[int]) -> "array[int]":
+        tables = ints()
+        for seq, kv_len in zip(self._seqs, kv_lens, strict=True):
+            num_blocks = -(-kv_len // self._block_size)
+            assert len(seq.blocks) >= num_blocks, "a step without the blocks that it writes"
+            tables.extend(seq.blocks if len(seq.blocks) == num_blocks else seq.blocks[:num_blocks])
+        return tables
+
+    def _score_rows(self, ends: list[int]) -> tuple[ScoreRows, list[int]]:
+        """The scored prompt rows, and how many there are of each sequence."""
+        score, counts = ScoreRows(), [0] * len(ends)
+        for index, seq in enumerate(self._seqs):
+            if seq.scores_prompt:
+                num_tokens = self._query_lens[index]
+                counts[index] = add_score_rows(score, seq, num_tokens, ends[index] - num_tokens)
+        return score, counts
+
+    def _span_rows(self, ends: list[int]) -> ImageSpans:
+        images = ImageSpans()
+        for seq, num_tokens, end in zip(self._seqs, self._query_lens, ends, strict=True):
+            if seq.num_computed < seq.image_end:
+                add_span_rows(images, seq, num_tokens, end - num_tokens, self._slot)
+        return images
+
+    def _rope_rows(self, kv_lens: list[int]) -> "array[int]":
         """Of every token, if one of them needs them."""
         rows = ints()
-        if self._has_rope:
-            for (seq, num_tokens, _, _), kv_len in zip(self.planned, self._kv_lens, strict=True):
+        if any(seq.image_end and seq.request.images.rope_positions for seq in self._seqs):
+            for seq, num_tokens, kv_len in zip(self._seqs, self._query_lens, kv_lens, strict=True):
                 add_rope_rows(rows, seq, kv_len - num_tokens, kv_len)
         return rows

@@ -26,6 +26,16 @@ def queue_rank(seq: Sequence) -> tuple[int, bool, int]:
     return seq.request.priority, not seq.preempted, seq.arrival
 
 
+def split_prompts(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+    """(those with one token to compute, which is no image's; the others), both in the order of `running`."""
+    decodes: list[Sequence] = []
+    prompts: list[Sequence] = []
+    for seq in running:
+        follows = seq.num_computed == len(seq.tokens) - 1 and seq.num_computed >= seq.image_end
+        (decodes if follows else prompts).append(seq)
+    return decodes, prompts
+
+
 def split_share(
     prompts: list[tuple[Sequence, int]], share: int, limit: int, *, whole_spans: bool
 ) -> list[tuple[Sequence, int]]:

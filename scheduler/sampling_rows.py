@@ -5,6 +5,7 @@ appending to a dozen buffers in turn.
 """
 
 from array import array
+from dataclasses import replace
 from itertools import accumulate
 from math import inf
 
@@ -47,43 +48,75 @@ def _bias(seq: Sequence, num_outputs: int) -> Bias:
     return (*sampling.logit_bias, *((token, -inf) for token in banned))
 
 
-def _history(seq: Sequence) -> "array[int]":
-    """The tokens that the penalties are about; none where there is no penalty."""
-    sampling = seq.request.sampling
-    if sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1:
-        return seq.tokens
-    return _NO_TOKENS
+def _has_penalty(sampling: SamplingParams) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1)
 
 
-def sample_rows(seqs: list[Sequence], rows: "array[int]") -> SampleRows:
-    """The next token of seqs[r] is sampled from the logits of the step's token rows[r], int32 [R]."""
+def _has_bias(sampling: SamplingParams) -> bool:
+    return bool(sampling.logit_bias or sampling.bad_words or sampling.min_tokens)
+
+
+def _fixed_columns(seqs: list[Sequence]) -> SampleRows:
+    """What stays the same as long as the same sequences are sampled; no histories and biases."""
     params = [seq.request.sampling for seq in seqs]
-    counters = [seq.num_outputs for seq in seqs]
-    histories = [_history(seq) for seq in seqs]
-    history_ids = ints()
-    for history in histories:
-        history_ids.extend(history)
-    biases = [_bias(seq, count) for seq, count in zip(seqs, counters, strict=True)]
     return SampleRows(
-        rows=rows,
         temperature=floats([sampling.temperature for sampling in params]),
         top_k=ints([sampling.top_k for sampling in params]),
         top_p=floats([sampling.top_p for sampling in params]),
         min_p=floats([sampling.min_p for sampling in params]),
         seed=uints([sampling.seed for sampling in params]),
-        counter=uints(counters),
         presence_penalty=floats([sampling.presence_penalty for sampling in params]),
         frequency_penalty=floats([sampling.frequency_penalty for sampling in params]),
         repetition_penalty=floats([sampling.repetition_penalty for sampling in params]),
+        history_offsets=ints([0] * (len(seqs) + 1)),
+        history_output_starts=ints([0] * len(seqs)),
+        bias_offsets=ints([0] * (len(seqs) + 1)),
+        top_logprobs=ints([sampling.logprobs for sampling in params]),
+    )
+
+
+class SampledRows:
+    """Makes the `SampleRows` of step after step. The columns that need not change are kept from the step before, in
+    which mostly the same sequences were sampled."""
+
+    def __init__(self) -> None:
+        self._seqs: list[Sequence] = []
+        self._fixed = SampleRows()
+
+    def of_step(self, seqs: list[Sequence], rows: "array[int]") -> SampleRows:
+        """The next token of seqs[r] is sampled from the logits of the step's token rows[r], int32 [R]."""
+        if seqs != self._seqs:
+            self._seqs, self._fixed = seqs, _fixed_columns(seqs)
+        sample = replace(self._fixed, rows=rows, counter=uints([len(seq.tokens) - seq.num_prompt for seq in seqs]))
+        if any(_has_penalty(seq.request.sampling) for seq in seqs):
+            sample = _with_histories(sample, seqs)
+        if any(_has_bias(seq.request.sampling) for seq in seqs):
+            sample = _with_biases(sample, seqs)
+        return sample
+
+
+def _with_histories(sample: SampleRows, seqs: list[Sequence]) -> SampleRows:
+    histories = [seq.tokens if _has_penalty(seq.request.sampling) else _NO_TOKENS for seq in seqs]
+    history_ids = ints()
+    for history in histories:
+        history_ids.extend(history)
+    return replace(
+        sample,
         history_ids=history_ids,
         history_offsets=ints([*accumulate(map(len, histories), initial=0)]),
         history_output_starts=ints(
             [seq.num_prompt if history else 0 for seq, history in zip(seqs, histories, strict=True)]
         ),
+    )
+
+
+def _with_biases(sample: SampleRows, seqs: list[Sequence]) -> SampleRows:
+    biases = [_bias(seq, seq.num_outputs) for seq in seqs]
+    return replace(
+        sample,
         bias_ids=ints([token for bias in biases for token, _ in bias]),
         bias_values=floats([value for bias in biases for _, value in bias]),
         bias_offsets=ints([*accumulate(map(len, biases), initial=0)]),
-        top_logprobs=ints([sampling.logprobs for sampling in params]),
     )
 
 

@@ -16,8 +16,9 @@ from scheduler.images import ImagePlanner
 from scheduler.kv_blocks import KVBlocks
 from scheduler.outcome import logprob_at, token_event
 from scheduler.plan import FAILED_TOKEN, StepPlan, StepResult
-from scheduler.plan_builder import PlanBuilder, PlannedSequence
+from scheduler.plan_builder import PlanBuilder, Planned
 from scheduler.request import FinishReason, Request, TokenEvent
+from scheduler.sampling_rows import SampledRows
 from scheduler.sequence import Sequence, Status
 from scheduler.stats import Counters, SchedulerStats
 
@@ -40,7 +41,8 @@ class Scheduler:
         self._live: dict[int, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._planned: list[PlannedSequence] = []
+        self._sampled = SampledRows()
+        self._planned: list[Planned] = []
         self._step_id = 0
         self._next_arrival = 0
         self._live_prompt_tokens = 0
@@ -84,37 +86,40 @@ class Scheduler:
         assert not self._planned, f"step {self._step_id} was planned and not committed"
         self._expire(now)
         config = self._config
-        builder = PlanBuilder(config.block_size, self._images.slot)
-        complete = self._add_decodes(builder)
+        builder = PlanBuilder(config.block_size, self._sampled, self._images.slot)
+        decodes, prompts = policy.split_prompts(self._running)
+        complete = self._add_decodes(decodes, builder)
         part = config.prefill_share if builder.num_tokens else 1.0
         limit = config.max_num_batched_tokens - builder.num_tokens
         share = min(limit, max(1, int(part * config.max_num_batched_tokens)))
-        prompts = [seq for seq in self._running if seq.remaining > 1 or seq.num_computed < seq.image_end]
+        prompts = [seq for seq in prompts if seq.status is Status.RUNNING]
         if complete:
             prompts += self._admit(prompts, share)
         ready = self._images.ready(prompts, share, int(part * config.max_encode_pixels))
         for seq, num_tokens in policy.split_share(ready, share, limit, whole_spans=self._whole_spans):
             builder.add(seq, num_tokens)
-        if not builder.planned:
+        if not builder.num_tokens:
             return None
-        self._planned = builder.planned
         self._step_id += 1
-        return builder.build(self._step_id, *self._images.take_jobs())
+        plan = builder.build(self._step_id, *self._images.take_jobs())
+        self._planned = builder.planned
+        return plan
 
     def commit(self, result: StepResult, now: float) -> None:
         """Take the result of the step that was planned last, then end what is past its deadline."""
         assert self._planned, "a result without a plan"
         assert result.step_id == self._step_id, f"result of step {result.step_id}, planned was {self._step_id}"
         planned, self._planned = self._planned, []
-        num_samples = sum(entry.samples for entry in planned)
+        num_samples = sum(samples for _, _, samples, _ in planned)
         assert len(result.token_ids) == num_samples, f"{len(result.token_ids)} tokens for {num_samples} rows"
         self._end_without_images(self._images.finish_jobs(result.failed_slots))
         row = score_row = 0
-        for entry in planned:
-            if entry.seq.status is Status.RUNNING:
-                self._advance(entry, result, row, score_row)
-            row += entry.samples
-            score_row += entry.num_scored
+        for seq, num_tokens, samples, num_scored in planned:
+            if seq.status is Status.RUNNING:
+                seq.prompt_scores += [logprob_at(result.scored, score_row + index) for index in range(num_scored)]
+                self._advance(seq, num_tokens, result, row if samples else None)
+            row += samples
+            score_row += num_scored
         self._expire(now)
 
     def take_events(self) -> list[TokenEvent]:
@@ -160,13 +165,13 @@ class Scheduler:
             assert 0 <= seq.num_computed < len(seq.tokens) < seq.max_total, "token counts are out of range"
             assert seq.blocks or seq.num_computed == 0, "computed tokens without blocks"
 
-    def _add_decodes(self, builder: PlanBuilder) -> bool:
-        """Plan the sequences with one token to compute, no image's, best rank first; False if that took a preemption.
+    def _add_decodes(self, decodes: list[Sequence], builder: PlanBuilder) -> bool:
+        """Plan a token of each, best rank first; False if that took a preemption.
 
         The last in rank is preempted, so it never has a token in this plan yet.
         """
         preemptions = self._counters.preemptions
-        for seq in [seq for seq in self._running if seq.remaining == 1 and seq.num_computed >= seq.image_end]:
+        for seq in decodes:
             while seq.status is Status.RUNNING and not self._kv.grow(seq, len(seq.tokens)):
                 self._preempt(self._running[-1])
             if seq.status is Status.RUNNING:
@@ -233,21 +238,17 @@ class Scheduler:
         insort(self._running, seq, key=policy.rank)
         return True
 
-    def _advance(self, entry: PlannedSequence, result: StepResult, row: int, score_row: int) -> None:
-        """Account for what a step did for one sequence; its sampled token is number `row` of the result, its scores
-        begin at `score_row`."""
-        seq = entry.seq
-        seq.num_computed += entry.num_tokens
+    def _advance(self, seq: Sequence, num_tokens: int, result: StepResult, row: int | None) -> None:
+        """Account for what a step did for one sequence; its sampled token, if any, is number `row` of the result."""
+        seq.num_computed += num_tokens
         if seq.image_end:
             self._images.advance(seq)
-        for index in range(score_row, score_row + entry.num_scored):
-            seq.prompt_scores.append(logprob_at(result.scored, index))
-        if entry.samples and result.token_ids[row] == FAILED_TOKEN:
+        if row is not None and result.token_ids[row] == FAILED_TOKEN:
             self._kv.distrust(seq)
             self._end(seq, FinishReason.ERROR, "the model's output was not finite")
             return
         self._kv.register(seq)
-        if not entry.samples:
+        if row is None:
             return
         seq.tokens.append(result.token_ids[row])
         self._counters.generation_tokens += 1

@@ -31,6 +31,8 @@ class Sequence:
     """Tokens, prompt and output, at which the sequence ends with LENGTH."""
     tokens: "array[int]"
     """int32: prompt, then output."""
+    num_prompt: int = field(init=False)
+    """Prompt tokens."""
     status: Status = Status.WAITING
     num_computed: int = 0
     blocks: "array[int]" = field(default_factory=ints)
@@ -57,15 +59,13 @@ class Sequence:
     overtaken: int = 0
     """Sequences that were admitted before this one because it found too few blocks."""
 
-    @property
-    def num_prompt(self) -> int:
-        """Prompt tokens."""
-        return len(self.request.prompt_ids)
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.request.prompt_ids)
 
     @property
     def num_outputs(self) -> int:
         """Output tokens so far."""
-        return len(self.tokens) - len(self.request.prompt_ids)
+        return len(self.tokens) - self.num_prompt
 
     @property
     def remaining(self) -> int:

@@ -15,6 +15,7 @@ from scheduler.plan import ImageJobs, SampleRows, StepPlan, ints
 from scheduler.request import FinishReason, Image, PromptImages, Request, Span
 from scheduler.scheduler import Scheduler
 from scheduler.simulate import simulate
+from scheduler.simulated_cost import cost
 from scheduler.simulated_load import CostModel, Load, report, run_load
 from scheduler.simulated_requests import Part, bring_pixels, random_sampling
 from tests.scheduler.driving import ask, make, outputs, picture, show
@@ -231,3 +232,9 @@ def test_command_line_prints_a_table() -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "p50" in result.stdout
     assert "finished 20, refused 0" in result.stdout
+
+
+def test_cost_of_the_scheduler_is_measured() -> None:
+    plan, commit = cost(3, windows=2)
+    assert 0 < plan < 1
+    assert 0 < commit < 1
