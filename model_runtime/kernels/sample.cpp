@@ -19,6 +19,11 @@ namespace {
 
 typedef double d8 __attribute__((vector_size(64)));
 typedef int64_t l8 __attribute__((vector_size(64)));
+#ifdef __AVX512F__
+typedef v16 wide;
+#else
+typedef v8 wide;
+#endif
 
 constexpr int64_t BLOCK = 64;
 constexpr float INF = std::numeric_limits<float>::infinity();
@@ -46,12 +51,12 @@ struct Candidates {
     std::vector<int32_t> id;
     std::vector<int64_t> weight;
 
-    // Room for a vocabulary, and for a vector that begins at the last one.
+    // Room for a vocabulary, and for 16 weights that begin at the last one.
     void reserve(int64_t V) {
-        if (int64_t(logit.size()) >= V + 8) return;
-        logit.resize(V + 8);
-        id.resize(V + 8);
-        weight.resize(V + 8);
+        if (int64_t(logit.size()) >= V + 16) return;
+        logit.resize(V + 16);
+        id.resize(V + 16);
+        weight.resize(V + 16);
     }
 };
 
@@ -116,13 +121,18 @@ int32_t first_maximum(const Blocks& blocks, const std::vector<float>& maxima, fl
 struct Weigher {
     float best, temperature, min_p;
 
-    // Adding 1.5 * 2^12 to a number below 1 leaves its multiple of 2^-40 in the low bits.
-    INLINE l8 operator()(v8 x) const {
-        const v8 p = exp_v8((x - best) / temperature);
-        const v8 kept = p < min_p ? v8{} : p;
+    // The weights of 16 logits. Adding 1.5 * 2^12 to a number below 1 leaves its multiple of 2^-40 in the low bits.
+    INLINE void operator()(const float* x, l8 (&weights)[2]) const {
+        float p[16];
+        for (int i = 0; i < 16; i += sizeof(wide) / 4) {
+            const wide likely = exp_lanes((load<wide>(x + i) - best) / temperature);
+            store(p + i, select(likely < min_p, wide{}, likely));
+        }
         constexpr double magic = 0x1.8p12;
-        const d8 shifted = __builtin_convertvector(kept, d8) + magic;
-        return bit_copy<l8>(shifted) - bit_copy<int64_t>(magic);
+        for (int i = 0; i < 2; i++) {
+            const d8 shifted = __builtin_convertvector(load<v8>(p + 8 * i), d8) + magic;
+            weights[i] = bit_copy<l8>(shifted) - bit_copy<int64_t>(magic);
+        }
     }
 };
 
@@ -133,8 +143,11 @@ int64_t sum_weights(const Blocks& blocks, const Weigher& weigh, std::vector<int6
     sums.resize(blocks.count);
     int64_t total = 0;
     for (int64_t b = 0; b < blocks.count; b++) {
-        l8 sum{};
-        for (int64_t i = 0; i < BLOCK; i += 8) sum += weigh(load<v8>(blocks[b] + i));
+        l8 sum{}, weights[2];
+        for (int64_t i = 0; i < BLOCK; i += 16) {
+            weigh(blocks[b] + i, weights);
+            sum += weights[0] + weights[1];
+        }
         total += sums[b] = lane_sum(sum);
     }
     return total;
@@ -167,9 +180,10 @@ int32_t draw_from_all(const Blocks& blocks, const Weigher& weigh, uint64_t bits)
     int64_t target = int64_t((unsigned __int128)bits * uint64_t(total) >> 52);
     const int64_t b = find_weight(scratch.sums.data(), target);
     int64_t weights[BLOCK];
-    for (int64_t i = 0; i < BLOCK; i += 8) {
-        const l8 eight = weigh(load<v8>(blocks[b] + i));
-        memcpy(weights + i, &eight, sizeof(eight));
+    for (int64_t i = 0; i < BLOCK; i += 16) {
+        l8 some[2];
+        weigh(blocks[b] + i, some);
+        memcpy(weights + i, some, sizeof(some));
     }
     return int32_t(b * BLOCK + find_weight(weights, target));
 }
@@ -212,12 +226,12 @@ void collect(const Blocks& blocks, const std::vector<float>& maxima, float bound
 // The weights of the candidates; returns their sum.
 int64_t weigh_candidates(const Weigher& weigh) {
     Candidates& some = scratch.candidates;
-    l8 sum{};
-    std::fill_n(some.logit.begin() + some.count, 8, -INF);
-    for (int64_t i = 0; i < some.count; i += 8) {
-        const l8 weights = weigh(load<v8>(some.logit.data() + i));
-        memcpy(some.weight.data() + i, &weights, sizeof(weights));
-        sum += weights;
+    l8 sum{}, weights[2];
+    std::fill_n(some.logit.begin() + some.count, 16, -INF);
+    for (int64_t i = 0; i < some.count; i += 16) {
+        weigh(some.logit.data() + i, weights);
+        memcpy(some.weight.data() + i, weights, sizeof(weights));
+        sum += weights[0] + weights[1];
     }
     return lane_sum(sum);
 }
