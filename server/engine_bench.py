@@ -4,9 +4,10 @@ For comparisons with other engines (docs/benchmarks.md). The product's scheduler
 this process; random prompts, no prefix cache, greedy, end tokens ignored. Of n sequences with P prompt tokens each:
 
 prefill  n * P / seconds until every sequence has its first token, all of them submitted at once;
-decode   n * D / seconds of D steps that give every sequence one token, after all prompts are computed.
+decode   n * D / seconds of D steps that give every sequence one token, after all prompts are computed;
+output   n * D / (seconds of that prefill + D - 1 such steps): what clients who send such requests could be given.
 
-Both are medians over some runs, after one that does not count. With --contexts it takes the median time of a decode
+They are medians over some runs, after one that does not count. With --contexts it takes the median time of a decode
 step at each of these lengths instead: what a token costs as its context grows.
 """
 
@@ -42,6 +43,7 @@ class Rates:
     sequences: int
     prefill_tok_s: float
     decode_tok_s: float
+    output_tok_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +66,12 @@ class Bench:
         """Medians over `runs`, after one more to warm up."""
         prefills = [self.prefill_seconds(sequences, prompt) for _ in range(runs + 1)][1:]
         decodes = [sum(self.decode_steps(sequences, prompt, decode)[0]) for _ in range(runs + 1)][1:]
+        prefill_seconds, decode_seconds = statistics.median(prefills), statistics.median(decodes)
         return Rates(
             sequences=sequences,
-            prefill_tok_s=round(sequences * prompt / statistics.median(prefills), 1),
-            decode_tok_s=round(sequences * decode / statistics.median(decodes), 1),
+            prefill_tok_s=round(sequences * prompt / prefill_seconds, 1),
+            decode_tok_s=round(sequences * decode / decode_seconds, 1),
+            output_tok_s=round(sequences * decode / (prefill_seconds + decode_seconds * (decode - 1) / decode), 1),
         )
 
     def step_time(self, sequences: int, context: int, decode: int) -> StepTime:

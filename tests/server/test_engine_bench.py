@@ -43,13 +43,15 @@ def test_every_sequence_is_given_a_token_in_every_timed_step(folder: Path) -> No
     # 27 prompt tokens, 8 a step: a first token each in steps 2, 3 and 4, then one more in each later step
     assert context == 9 + (3 + 2 + 1) // 3 + 5 // 2
     rates = bench.rates(3, 9, 5, runs=1)
-    assert rates.sequences == 3 and rates.prefill_tok_s > 0 and rates.decode_tok_s > 0
+    assert rates.sequences == 3 and rates.prefill_tok_s > 0
+    expected = 3 * 5 / (3 * 9 / rates.prefill_tok_s + 4 * 3 / rates.decode_tok_s)
+    assert rates.output_tok_s == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize(
     ("flags", "keys"),
     [
-        ([], {"sequences", "prefill_tok_s", "decode_tok_s"}),
+        ([], {"sequences", "prefill_tok_s", "decode_tok_s", "output_tok_s"}),
         (["--contexts", "8,16"], {"sequences", "context", "step_ms"}),
     ],
 )
