@@ -20,7 +20,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firstlight"
 
 
-DeviceChoice = Literal["auto", "cpu", "cuda"]
+DeviceChoice = Literal["cpu", "cuda"]
 Quantization = Literal["none", "int8", "int4"]
 KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
@@ -58,8 +58,8 @@ class RuntimeConfig:
         },
     )
     device: DeviceChoice = field(
-        default="auto",
-        metadata={"help": "what computes; auto: a CUDA device of compute capability 8.0 or more if there is one"},
+        default="cpu",
+        metadata={"help": "what computes; cuda: an NVIDIA GPU of compute capability 8.0 or more (not yet run on one)"},
     )
     kernels: Literal["auto", "reference"] = field(
         default="auto",

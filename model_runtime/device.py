@@ -19,17 +19,14 @@ OLDEST_CAPABILITY = (8, 0)
 
 
 def choose_device(asked: DeviceChoice) -> torch.device:
-    """The CPU, or the first CUDA device. Raises PlanError where CUDA is asked for by name and cannot be used."""
+    """The CPU, or the current CUDA device. Raises PlanError where that cannot be used."""
     if asked == "cpu":
         return torch.device("cpu")
-    problem = _cuda_problem()
-    if problem is None:
-        logger.warning("computing on %s: this path has not been tested on a card", torch.cuda.get_device_name())
-        _accumulate_in_float32()
-        return torch.device("cuda", torch.cuda.current_device())
-    if asked == "cuda":
-        raise PlanError(f"device cuda cannot be used: {problem}; set device to cpu, or to auto")
-    return torch.device("cpu")
+    if problem := _cuda_problem():
+        raise PlanError(f"device cuda cannot be used: {problem}; set device to cpu")
+    logger.warning("computing on %s: this path has not been tested on a card", torch.cuda.get_device_name())
+    _accumulate_in_float32()
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _cuda_problem() -> str | None:

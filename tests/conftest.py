@@ -6,8 +6,6 @@ from hypothesis import settings
 
 # As the supervisor sets it for the engine: threads that spin for work make each other wait where cores are busy.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# Servers that tests start compute on CPU, where all promises hold, even if there is a GPU.
-os.environ.setdefault("FIRSTLIGHT_DEVICE", "cpu")
 
 # The same examples in every run: a property that fails is a fault to mend, not a run to repeat. To look for new
 # examples, run with --hypothesis-profile=default.

@@ -27,7 +27,7 @@ SCHEDULER = SchedulerConfig(max_num_seqs=4)
 
 def test_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert choose_device("cpu") == choose_device("auto") == CPU
+    assert choose_device("cpu") == CPU
     with pytest.raises(
         PlanError, match=r"device cuda cannot be used: torch .* is built without CUDA; set device to cpu"
     ):
@@ -37,7 +37,6 @@ def test_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto") == CPU
     with pytest.raises(PlanError, match="torch finds no CUDA device"):
         choose_device("cuda")
 
@@ -47,7 +46,6 @@ def test_a_card_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
-    assert choose_device("auto") == CPU
     with pytest.raises(PlanError, match=r"Tesla T4 has compute capability 7\.5, needed is 8\.0"):
         choose_device("cuda")
 
@@ -60,7 +58,7 @@ def test_a_card_that_will_do(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
     assert choose_device("cpu") == CPU
-    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 0)
+    assert choose_device("cuda") == torch.device("cuda", 0)
     assert "H200: this path has not been tested on a card" in caplog.text
     assert default_budget(torch.device("cuda", 0)) == 900
     assert block_size(torch.device("cuda", 0), 16) == 256
@@ -78,7 +76,7 @@ def test_type_of_activations() -> None:
 
 def test_the_scheduler_takes_the_blocks_of_the_runtime(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama", {})
-    info = load_executor(tmp_path, RuntimeConfig(device="cpu"), SCHEDULER, lambda stage, fraction: None).info
+    info = load_executor(tmp_path, RuntimeConfig(), SCHEDULER, lambda stage, fraction: None).info
     scheduler = make_scheduler(SCHEDULER, replace(info, block_size=256, num_blocks=3, max_model_len=600))
     scheduler.add(Request(seq_id=0, prompt_ids=ints([5] * 257), sampling=SamplingParams(max_tokens=1)), 0.0)
     plan = scheduler.plan(0.0)

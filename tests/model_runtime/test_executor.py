@@ -110,7 +110,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def executor(checkpoint: Path) -> Executor:
     scheduler = SchedulerConfig(max_num_seqs=2, block_size=32)
-    return load_executor(checkpoint, RuntimeConfig(device="cpu", threads=2), scheduler, lambda stage, fraction: None)
+    return load_executor(checkpoint, RuntimeConfig(threads=2), scheduler, lambda stage, fraction: None)
 
 
 def make_plan(tokens: int, rows: int, temperature: float) -> StepPlan:
@@ -198,7 +198,7 @@ def test_progress_tells_stages(checkpoint: Path) -> None:
     told: list[tuple[str, float]] = []
     load_executor(
         checkpoint,
-        RuntimeConfig(device="cpu", num_kv_blocks=4, max_model_len=64),
+        RuntimeConfig(num_kv_blocks=4, max_model_len=64),
         SchedulerConfig(),
         lambda stage, fraction: told.append((stage, fraction)),
     )
@@ -211,22 +211,20 @@ def test_progress_tells_stages(checkpoint: Path) -> None:
 def test_tables_of_positions_are_no_longer_than_what_is_served(tmp_path: Path) -> None:
     """A checkpoint may claim so many positions that a table of them all fits no machine."""
     make_checkpoint(tmp_path, "llama", {"num_hidden_layers": 1, "max_position_embeddings": 10**12})
-    served = RuntimeConfig(device="cpu", num_kv_blocks=4, max_model_len=64)
+    served = RuntimeConfig(num_kv_blocks=4, max_model_len=64)
     executor = load_executor(tmp_path, served, SchedulerConfig(), lambda stage, fraction: None)
     assert executor.info.max_model_len == 64
     with pytest.raises(PlanError, match=r"max_model_len 1000000000000 .*raise memory_budget, or set max_model_len"):
-        load_executor(tmp_path, RuntimeConfig(device="cpu"), SchedulerConfig(), lambda stage, fraction: None)
+        load_executor(tmp_path, RuntimeConfig(), SchedulerConfig(), lambda stage, fraction: None)
 
 
 def test_rotation_table_is_in_the_budget(checkpoint: Path) -> None:
     def num_blocks(budget: int) -> int:
-        runtime = RuntimeConfig(device="cpu", memory_budget=budget, max_model_len=1024)
+        runtime = RuntimeConfig(memory_budget=budget, max_model_len=1024)
         return load_executor(checkpoint, runtime, SchedulerConfig(max_num_seqs=2), lambda *told: None).info.num_blocks
 
     architecture = replace(MODEL, vocab_size=5000, intermediate_size=512)
-    weights = load_executor(
-        checkpoint, RuntimeConfig(device="cpu"), SchedulerConfig(), lambda *told: None
-    ).info.weight_bytes
+    weights = load_executor(checkpoint, RuntimeConfig(), SchedulerConfig(), lambda *told: None).info.weight_bytes
     steady = weights + activation_bytes(architecture, SchedulerConfig().max_num_batched_tokens, 2) + 4 * 16 * 1024
     block = 2 * 2 * 2 * 16 * 16 * 4
     assert num_blocks(steady + 70 * block) == 70
@@ -236,7 +234,7 @@ def test_rotation_table_is_in_the_budget(checkpoint: Path) -> None:
 def test_threads_are_set(checkpoint: Path) -> None:
     before = torch.get_num_threads()
     try:
-        runtime = RuntimeConfig(device="cpu", num_kv_blocks=4, max_model_len=64, threads=1)
+        runtime = RuntimeConfig(num_kv_blocks=4, max_model_len=64, threads=1)
         load_executor(checkpoint, runtime, SchedulerConfig(), lambda stage, fraction: None)
         assert torch.get_num_threads() == 1
     finally:

@@ -29,7 +29,7 @@ CACHE = 3 * 2**20
 
 def info_of(name: str, folder: Path, scheduler: SchedulerConfig = SCHEDULER) -> RuntimeInfo:
     make_vlm(folder, name)
-    runtime = RuntimeConfig(device="cpu", num_kv_blocks=64, max_model_len=1024, encoder_cache_bytes=CACHE)
+    runtime = RuntimeConfig(num_kv_blocks=64, max_model_len=1024, encoder_cache_bytes=CACHE)
     return load_executor(folder, runtime, scheduler, lambda stage, fraction: None).info
 
 
@@ -69,7 +69,7 @@ def test_a_cache_that_holds_no_image_is_refused_at_start(tmp_path: Path) -> None
     needed = (config["image_size"] // config["patch_size"]) ** 2 * HIDDEN * 4
 
     def start(cache: int) -> RuntimeInfo:
-        runtime = RuntimeConfig(device="cpu", num_kv_blocks=64, max_model_len=1024, encoder_cache_bytes=cache)
+        runtime = RuntimeConfig(num_kv_blocks=64, max_model_len=1024, encoder_cache_bytes=cache)
         return load_executor(tmp_path, runtime, SCHEDULER, lambda stage, fraction: None).info
 
     assert start(needed).encoder_cache_bytes == needed
