@@ -140,7 +140,7 @@ struct Wide {
         ivec bytes;
     };
     static INLINE void split(const int16_t* values, int8_t* x0, int8_t* x1) { split_bytes(values, x0, x1); }
-    static INLINE Sum start(ivec) { return {}; }
+    static INLINE Sum start(ivec) { return {ivec{}, ivec{}}; }
     static INLINE Weights weights(ivec w) { return {w}; }
     static INLINE void add(Sum& sum, Weights w, ivec x0, ivec x1) {
         sum.high = add_products(sum.high, w.bytes, x0);
