@@ -12,11 +12,13 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer, bytes_per_block, quantise
 from model_runtime.ops import load_ops
-from model_runtime.ops.registry import HeadShape, Ops
+from model_runtime.ops.registry import HeadShape, Ops, PackedWeight
+from model_runtime.quantized import QuantizedFormat, quantize
 
 SHAPES_NK = ((1536, 576), (576, 1536), (49152, 576))
 ROWS = (1, 2, 4, 8, 16, 64, 256)
 STORAGE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+QUANTIZED: tuple[QuantizedFormat, ...] = ("q8_0", "q4_0")
 KV_TYPES = (*STORAGE_TYPES, torch.int8)
 SECONDS_PER_CASE = 0.3
 HEADS = HeadShape(num_heads=9, num_kv_heads=3, head_dim=64)
@@ -40,14 +42,21 @@ def read_bandwidth() -> float:
     return numbers.numel() * 4 / best_seconds(numbers.sum)
 
 
-def bench_linear(ops: Ops, rows: int, n: int, k: int, dtype: torch.dtype) -> None:
-    """One row: x [rows, k] times a weight [n, k] stored as `dtype`, against torch in float32."""
+def pack(ops: Ops, weight: Tensor, stored: torch.dtype | QuantizedFormat) -> PackedWeight:
+    """The weight as `stored`; integers are multiplied with rows of integers."""
+    if isinstance(stored, torch.dtype):
+        return ops.pack(weight.to(stored))
+    return ops.pack_quantized(quantize(weight, stored), True)
+
+
+def bench_linear(ops: Ops, rows: int, n: int, k: int, stored: torch.dtype | QuantizedFormat) -> None:
+    """One row: x [rows, k] times a weight [n, k], against torch in float32."""
     x, weight = torch.randn(rows, k), torch.randn(n, k)
-    packed = ops.pack(weight.to(dtype))
+    packed = pack(ops, weight, stored)
     ours = best_seconds(lambda: ops.linear(x, packed, None))
     theirs = best_seconds(lambda: torch.nn.functional.linear(x, weight))
     gflops, gbytes = 2 * rows * n * k / ours / 1e9, packed.num_bytes / ours / 1e9
-    name = str(dtype).removeprefix("torch.")
+    name = str(stored).removeprefix("torch.")
     print(
         f"{n:6} x {k:<5} {name:9} {rows:4} rows {gflops:7.1f} GFLOP/s {gbytes:6.1f} GB/s {theirs / ours:6.2f} x torch"
     )
@@ -122,9 +131,9 @@ def main() -> None:
     ops, reference = load_ops(torch.device("cpu"), "auto"), load_ops(torch.device("cpu"), "reference")
     print(f"{torch.get_num_threads()} threads, memory read {read_bandwidth() / 1e9:.1f} GB/s")
     for n, k in SHAPES_NK:
-        for dtype in STORAGE_TYPES:
+        for stored in (*STORAGE_TYPES, *QUANTIZED):
             for rows in ROWS:
-                bench_linear(ops, rows, n, k, dtype)
+                bench_linear(ops, rows, n, k, stored)
     for sequences, queries, context in ((1, 1, 512), (1, 1, 8192), (16, 1, 512), (64, 1, 512), (1, 512, 512)):
         for dtype in KV_TYPES:
             bench_attention(ops, reference, sequences, queries, context, dtype)
