@@ -21,7 +21,7 @@ from model_runtime.weights.gguf_file import read_gguf
 from model_runtime.weights.gguf_source import GgufSource
 from model_runtime.weights.json_file import read_json, read_json_if_any
 from model_runtime.weights.load import EXACT, Precision, load_parameters
-from model_runtime.weights.prepared import PreparedWeights
+from model_runtime.weights.prepared import PreparedWeights, WeightCache
 from model_runtime.weights.safetensors_source import SafetensorsSource
 from model_runtime.weights.sides import split_sides
 from model_runtime.weights.source import TensorSource
@@ -117,7 +117,7 @@ def load_model(
     progress: Callable[[float], None],
     length: Callable[[ModelConfig, int, torch.dtype], int] = _every_position,
     precision: Precision = EXACT,
-    cache: Path | None = None,
+    cache: WeightCache | None = None,
 ) -> LoadedModel:
     """Load a checkpoint. `progress` is told the finished share of the weights, 0 to 1. `length` is given the
     architecture, the bytes of the weights and the type of activations, and answers how many positions the decoder needs

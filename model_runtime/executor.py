@@ -33,6 +33,7 @@ from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.runner import Runner
 from model_runtime.weights.load import Precision
+from model_runtime.weights.prepared import WeightCache
 from scheduler.config import SchedulerConfig
 from scheduler.plan import StepPlan, StepResult
 
@@ -77,7 +78,7 @@ def load_runner(
         lambda fraction: progress("loading weights", fraction),
         lambda config, size, dtype: _size(config, size, dtype, runtime, scheduler, budget).max_model_len,
         Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto"),
-        cache_dir() / "prepared" if runtime.prepare_weights and is_compiled(ops) else None,
+        _weight_cache(runtime, ops),
     )
     info = _plan(model, describe(ops, device), runtime, scheduler, budget)
     kv_type = storage_type(runtime.kv_cache_dtype, model.decoder.dtype)
@@ -102,6 +103,13 @@ def _runner(
     images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device)
     served = decoder if on_cpu else on_device(decoder, kv, device, info, max_num_seqs)
     return Runner(served, kv, info.block_size, torch.device("cpu"), ops, images, config.bidirectional_images)
+
+
+def _weight_cache(runtime: RuntimeConfig, ops: Ops) -> WeightCache | None:
+    """Only what compiled operations pack is worth keeping."""
+    if not runtime.prepare_weights or not is_compiled(ops):
+        return None
+    return WeightCache(folder=cache_dir() / "prepared", shared=runtime.weight_pages == "shared")
 
 
 def _block_bytes(config: ModelConfig, runtime: RuntimeConfig, block_size: int, activations: torch.dtype) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.config import KVCacheDtype
+from model_runtime.huge_pages import huge_empty
 
 STORAGE_TYPES: Mapping[KVCacheDtype, torch.dtype] = MappingProxyType(
     {
@@ -79,8 +80,8 @@ def allocate(
     def layer() -> KVLayer:
         scales_NH2B = torch.empty(*heads, 2, block_size, device=device) if dtype == torch.int8 else None
         if device.type == "cpu":
-            key_NHDB = torch.empty(*heads, head_dim, block_size, dtype=dtype)
-            value_NHBD = torch.empty(*heads, block_size, head_dim, dtype=dtype)
+            key_NHDB = huge_empty((*heads, head_dim, block_size), dtype)
+            value_NHBD = huge_empty((*heads, block_size, head_dim), dtype)
             return KVLayer(key_NHDB, value_NHBD, scales_NH2B)
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
         key_NBHD, value_NBHD = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))

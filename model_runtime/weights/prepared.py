@@ -1,5 +1,5 @@
-"""Packed weights on disk: written when a checkpoint is first loaded, mapped ever after, so that a start reads and packs
-nothing and several servers of a model share its memory. Used by `checkpoint.py`, engine and worker processes.
+"""Packed weights on disk: written when a checkpoint is first loaded, read or mapped ever after, so that a start packs
+nothing and several servers of a model can share its memory. Used by `checkpoint.py`, engine and worker processes.
 
 The name of a file is a digest of all that its content depends on: the checkpoint, how matrices are kept, the weight
 table, the code that packs. A file is written beside its place and moved there, so that it is there wholly or not at
@@ -17,13 +17,14 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch import Tensor
 
+from model_runtime.huge_pages import huge_empty
 from model_runtime.ops.registry import PackedWeight
 from model_runtime.weights.load import Precision
 from model_runtime.weights.table import Parameter, Parameters
@@ -48,16 +49,28 @@ class _Damaged(Exception):
     """A file of the cache is not what its name promises."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightCache:
+    """Where prepared weights are kept, and whether they stay there while they are used."""
+
+    folder: Path
+    shared: bool
+    """Map the file, so that processes share its pages; else read it into huge pages."""
+
+
 class PreparedWeights:
     """The place in the cache of one checkpoint's weights."""
 
-    def __init__(self, folder: Path, sources: Sequence[Path], table: list[Parameter], precision: Precision) -> None:
+    def __init__(
+        self, cache: WeightCache, sources: Sequence[Path], table: list[Parameter], precision: Precision
+    ) -> None:
         """`sources` are the files of the checkpoint."""
-        self._folder = folder
+        self._folder, self._shared = cache.folder, cache.shared
+        folder = cache.folder
         self.path = folder / f"weights-{_key(sources, table, precision)}.bin"
 
     def get(self, make: Callable[[], Parameters]) -> Parameters:
-        """The mapped weights, or what `make` makes, which is then written and mapped. A disk that fails or is full
+        """The weights in the cache, or what `make` makes, which is then written there. A disk that fails or is full
         costs a warning."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,7 +98,7 @@ class PreparedWeights:
         if not self.path.exists():
             return None
         try:
-            found = _map(self.path)
+            found = _open(self.path, shared=self._shared)
         except _Damaged as error:
             logger.warning("%s is damaged (%s) and is made again", self.path, error)
             return None
@@ -190,11 +203,17 @@ def _checked_header(path: Path) -> tuple[dict[str, list[Any]], int]:
         return json.loads(file.read(header_end - 8)), header_end
 
 
-def _map(path: Path) -> Parameters:
-    """Tensors in the mapped file. Raises _Damaged."""
+def _open(path: Path, *, shared: bool) -> Parameters:
+    """Tensors in the mapped file, or in huge pages with its content. Raises _Damaged."""
     header, header_end = _checked_header(path)
-    size = path.stat().st_size
-    data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[_padded(header_end) :]
+    start, size = _padded(header_end), path.stat().st_size
+    if shared:
+        data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[start:]
+    else:
+        data = huge_empty((size - start,), torch.uint8)
+        with path.open("rb", buffering=0) as file:
+            file.seek(start)
+            file.readinto(data.numpy().data)
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
     parameters = Parameters({}, {})
     for name, (dtype, shape, offset, *packed) in header.items():

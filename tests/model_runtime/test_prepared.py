@@ -11,7 +11,7 @@ from model_runtime.models.decoder import Decoder
 from model_runtime.quantized import quantize
 from model_runtime.weights import prepared
 from model_runtime.weights.load import EXACT, Precision
-from model_runtime.weights.prepared import PreparedWeights
+from model_runtime.weights.prepared import PreparedWeights, WeightCache
 from model_runtime.weights.table import Parameters
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime.op_cases import compiled, randn
@@ -47,8 +47,8 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def weights(tmp_path: Path, source: Path, precision: Precision = EXACT) -> PreparedWeights:
-    return PreparedWeights(tmp_path / "cache", [source], [], precision)
+def weights(tmp_path: Path, source: Path, precision: Precision = EXACT, *, shared: bool = False) -> PreparedWeights:
+    return PreparedWeights(WeightCache(folder=tmp_path / "cache", shared=shared), [source], [], precision)
 
 
 def assert_equal(found: Parameters, expected: Parameters) -> None:
@@ -61,18 +61,19 @@ def assert_equal(found: Parameters, expected: Parameters) -> None:
     assert torch.equal(found.vectors["norm"], expected.vectors["norm"])
 
 
-def test_second_start_maps_what_the_first_wrote(tmp_path: Path, source: Path) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_second_start_takes_what_the_first_wrote(tmp_path: Path, source: Path, shared: bool) -> None:
     make = Maker()
-    first = weights(tmp_path, source).get(make)
-    second = weights(tmp_path, source).get(make)
+    first = weights(tmp_path, source, shared=shared).get(make)
+    second = weights(tmp_path, source, shared=shared).get(make)
     assert make.calls == 1
-    assert all(matrix.data.data_ptr() % prepared.ALIGNMENT == 0 for matrix in second.matrices.values())
+    assert all(matrix.data.data_ptr() % 64 == 0 for matrix in second.matrices.values())
     assert_equal(first, make())
     assert_equal(second, make())
 
 
 def test_weights_in_use_outlive_their_file(tmp_path: Path, source: Path) -> None:
-    found = weights(tmp_path, source).get(Maker())
+    found = weights(tmp_path, source, shared=True).get(Maker())
     weights(tmp_path, source).path.unlink()
     assert_equal(found, Maker()())
 
@@ -150,7 +151,7 @@ def test_small_models_are_not_written(tmp_path: Path, source: Path, monkeypatch:
     assert not list((tmp_path / "cache").glob("weights-*"))
 
 
-def decoder(checkpoint: Path, cache: Path | None) -> Decoder:
+def decoder(checkpoint: Path, cache: WeightCache | None) -> Decoder:
     seen: list[float] = []
     loaded = load_model(
         checkpoint, compiled(), DEVICE, seen.append, precision=Precision(quantization="int8"), cache=cache
@@ -161,7 +162,7 @@ def decoder(checkpoint: Path, cache: Path | None) -> Decoder:
 
 def test_a_model_from_the_cache_computes_the_same(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "model", "qwen2", {})
-    caches = (None, tmp_path / "cache", tmp_path / "cache")
+    huge, mapped = (WeightCache(folder=tmp_path / "cache", shared=shared) for shared in (False, True))
+    caches = (None, huge, huge, mapped)
     logits = [PagedRun(decoder(tmp_path / "model", cache)).step({0: list(range(3, 36))})[0] for cache in caches]
-    assert torch.equal(logits[0], logits[1])
-    assert torch.equal(logits[0], logits[2])
+    assert all(torch.equal(logits[0], others) for others in logits[1:])
