@@ -38,6 +38,9 @@ class LoadedModel:
     """None: a model of text alone."""
     weight_bytes: int
     """Of both sides."""
+    kv_type: torch.dtype
+    """How keys and values are stored unless something else is asked for: as they are computed; float16 instead of
+    float32 where rows are rounded to integers anyhow, which costs far more accuracy."""
     description: str
     """For people: family, parameters, storage."""
 
@@ -90,7 +93,7 @@ def _ignorable(config: ModelConfig, key: str) -> bool:
     return is_tied_head or key.endswith("rotary_emb.inv_freq") or key == ROPE_DIVISORS or key.startswith(drafts)
 
 
-def _every_position(config: ModelConfig, weight_bytes: int, dtype: torch.dtype) -> int:
+def _every_position(config: ModelConfig, weight_bytes: int, kv_type: torch.dtype) -> int:
     return config.max_position
 
 
@@ -144,10 +147,12 @@ def load_model(
     embedding = parameters.matrices["embedding"]
     stored = None if embedding.quantized else embedding.data.dtype
     dtype = activation_dtype(device, stored, exact=not precision.integer_rows)
+    kv_type = torch.float16 if parameters.integer_rows and dtype == torch.float32 else dtype
     return LoadedModel(
         config=config,
-        decoder=Decoder(config, parameters, ops, device, length(config, weight_bytes, dtype), dtype),
+        decoder=Decoder(config, parameters, ops, device, length(config, weight_bytes, kv_type), dtype),
         vision=vision,
         weight_bytes=weight_bytes,
+        kv_type=kv_type,
         description=f"{opened.family}, {count / 1e6:.1f} M parameters in {weight_bytes / 2**20:.0f} MiB",
     )

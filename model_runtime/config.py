@@ -53,8 +53,8 @@ class RuntimeConfig:
     kv_cache_dtype: KVCacheDtype = field(
         default="auto",
         metadata={
-            "help": "how keys and values are stored; auto: as activations, which is float32 on CPU; int8: with a scale "
-            "for each token and head, a quarter of the memory"
+            "help": "how keys and values are stored; auto: as activations, which is float32 on CPU, but float16 beside "
+            "integer weights; int8: with a scale for each token and head, a quarter of the memory"
         },
     )
     device: DeviceChoice = field(

@@ -76,12 +76,12 @@ def load_runner(
         ops,
         device,
         lambda fraction: progress("loading weights", fraction),
-        lambda config, size, dtype: _size(config, size, dtype, runtime, scheduler, budget).max_model_len,
+        lambda config, size, kv_type: _size(config, size, kv_type, runtime, scheduler, budget).max_model_len,
         Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto"),
         _weight_cache(runtime, ops),
     )
     info = _plan(model, describe(ops, device), runtime, scheduler, budget)
-    kv_type = storage_type(runtime.kv_cache_dtype, model.decoder.dtype)
+    kv_type = storage_type(runtime.kv_cache_dtype, model.kv_type)
     return _runner(model, info, ops, kv_type, scheduler.max_num_seqs, device), info
 
 
@@ -112,15 +112,15 @@ def _weight_cache(runtime: RuntimeConfig, ops: Ops) -> WeightCache | None:
     return WeightCache(folder=cache_dir() / "prepared", shared=runtime.weight_pages == "shared")
 
 
-def _block_bytes(config: ModelConfig, runtime: RuntimeConfig, block_size: int, activations: torch.dtype) -> int:
-    dtype = storage_type(runtime.kv_cache_dtype, activations)
+def _block_bytes(config: ModelConfig, runtime: RuntimeConfig, block_size: int, kv_type: torch.dtype) -> int:
+    dtype = storage_type(runtime.kv_cache_dtype, kv_type)
     return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
 
 
 def _size(
     config: ModelConfig,
     weight_bytes: int,
-    activations: torch.dtype,
+    kv_type: torch.dtype,
     runtime: RuntimeConfig,
     scheduler: SchedulerConfig,
     budget: int,
@@ -133,7 +133,7 @@ def _size(
         scheduler,
         budget=budget,
         weight_bytes=weight_bytes,
-        block_bytes=_block_bytes(config, runtime, scheduler.block_size, activations),
+        block_bytes=_block_bytes(config, runtime, scheduler.block_size, kv_type),
         position_bytes=rope_bytes(config),
         images=images,
     )
@@ -151,8 +151,8 @@ def _plan(
     model: LoadedModel, computes: str, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int
 ) -> RuntimeInfo:
     """`computes` says to people what computes."""
-    config, activations = model.config, model.decoder.dtype
-    kv_type = str(storage_type(runtime.kv_cache_dtype, activations)).removeprefix("torch.")
+    config, kv_type = model.config, model.kv_type
+    kv_name = str(storage_type(runtime.kv_cache_dtype, kv_type)).removeprefix("torch.")
     bytes_per_embedding = FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack)
     images, largest = None, 0
     if model.vision is not None:
@@ -160,7 +160,7 @@ def _plan(
         tower = model.vision.encoder.config
         largest = image_pixels(tower, model.vision.largest_image, scheduler.max_encode_pixels, budget)
         images = ImageMemory(cache=runtime.encoder_cache_bytes, encode=encode_bytes(tower, largest))
-    pool = _size(config, model.weight_bytes, activations, runtime, scheduler, budget, images)
+    pool = _size(config, model.weight_bytes, kv_type, runtime, scheduler, budget, images)
     return RuntimeInfo(
         max_model_len=pool.max_model_len,
         vocab_size=config.vocab_size,
@@ -168,11 +168,11 @@ def _plan(
         num_blocks=pool.num_blocks,
         block_size=scheduler.block_size,
         weight_bytes=model.weight_bytes,
-        kv_bytes=pool.num_blocks * _block_bytes(config, runtime, scheduler.block_size, activations),
+        kv_bytes=pool.num_blocks * _block_bytes(config, runtime, scheduler.block_size, kv_type),
         max_num_batched_tokens=step_tokens(config, scheduler),
         bytes_per_embedding=0 if images is None else bytes_per_embedding,
         max_image_pixels=largest,
         encoder_cache_bytes=0 if images is None else images.cache,
         whole_span=config.image_span,
-        description=f"{model.description}, KV cache in {kv_type}, {computes}",
+        description=f"{model.description}, KV cache in {kv_name}, {computes}",
     )

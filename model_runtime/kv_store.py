@@ -52,9 +52,9 @@ class KVLayer:
         return self.value_NHBD.transpose(1, 2)
 
 
-def storage_type(asked: KVCacheDtype, activations: torch.dtype) -> torch.dtype:
-    """How keys and values are stored; auto: as they are computed."""
-    return STORAGE_TYPES.get(asked, activations)
+def storage_type(asked: KVCacheDtype, usual: torch.dtype) -> torch.dtype:
+    """How keys and values are stored; auto: as is usual for the model."""
+    return STORAGE_TYPES.get(asked, usual)
 
 
 def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:

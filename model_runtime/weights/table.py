@@ -74,6 +74,11 @@ class Parameters:
         return Linear(self.matrices[f"{name}.weight"], self.vectors.get(f"{name}.bias"))
 
     @property
+    def integer_rows(self) -> bool:
+        """Whether rows are quantised for products with one of the matrices."""
+        return any(matrix.integer_rows for matrix in self.matrices.values())
+
+    @property
     def num_bytes(self) -> int:
         """Memory that all parameters take."""
         vectors = sum(vector.numel() * vector.element_size() for vector in self.vectors.values())
