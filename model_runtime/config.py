@@ -77,9 +77,8 @@ class RuntimeConfig:
     activation_dtype: Literal["auto", "float32"] = field(
         default="auto",
         metadata={
-            "help": "what is multiplied with matrices; auto: beside integers rows quantised in blocks of 32, to 16 "
-            "bits for matrices of 8 and to 8 bits for matrices of 4, on a GPU rows of the checkpoint's float type; "
-            "float32: exact and slower"
+            "help": "what is multiplied with matrices; auto: beside integers rows quantised to 16 bits in blocks of "
+            "32, on a GPU rows of the checkpoint's float type; float32: exact and slower"
         },
     )
     prepare_weights: bool = field(

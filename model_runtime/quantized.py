@@ -19,9 +19,9 @@ QuantizedFormat = Literal["q8_0", "q4_0", "q4_1"]
 BLOCK = 32
 """Numbers that share a scale, in a matrix and in rows that are quantised for a product."""
 _BLOCK_BYTES: Mapping[QuantizedFormat, int] = MappingProxyType({"q8_0": 34, "q4_0": 18, "q4_1": 20})
-LARGEST_IN_ROW: Mapping[QuantizedFormat, int] = MappingProxyType({"q8_0": 127 * 256, "q4_0": 127, "q4_1": 127})
-"""What the largest number of a block of a row becomes, for a product with a matrix of the format. Rows of 8 bits cost
-far more accuracy than weights of 8 bits do, but less than weights of 4 bits."""
+LARGEST_IN_ROW = 127 * 256
+"""What the largest number of a block of a row becomes for a product: 16 bits. Rows of 8 bits would cost far more
+accuracy than weights of 8 bits do, and change the embedded model's answers."""
 
 
 def row_bytes(quantized: QuantizedFormat, num_columns: int) -> int:
@@ -105,10 +105,10 @@ def _codes(numbers: Tensor, scale: Tensor, largest: int) -> Tensor:
     return codes.clamp_(-largest - 1, largest).to(torch.int8)
 
 
-def quantize_rows(x_TK: Tensor, largest: int) -> Tensor:
+def quantize_rows(x_TK: Tensor) -> Tensor:
     """[T, K] in the type of x: what rows become that are quantised for a product, in blocks of 32 whose float32 scale
-    is the largest number / `largest`: integers times scale. Not finite where a block is not."""
+    is the largest number / LARGEST_IN_ROW: integers times scale. Not finite where a block is not."""
     blocks = x_TK.float().reshape(x_TK.shape[0], -1, BLOCK)
-    scale = blocks.abs().amax(dim=-1, keepdim=True) / largest
+    scale = blocks.abs().amax(dim=-1, keepdim=True) / LARGEST_IN_ROW
     codes = (blocks * (1 / scale)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).round_()
     return (codes.to(x_TK.dtype) * scale.to(x_TK.dtype)).view(x_TK.shape)

@@ -126,8 +126,10 @@ class Engine:
         encoder_cache_bytes: int = 2**20,
         num_kv_blocks: int = 256,
         threads: int = 1,
+        activation_dtype: Literal["auto", "float32"] = "auto",
     ) -> None:
         runtime = RuntimeConfig(
+            activation_dtype=activation_dtype,
             device=device,
             max_model_len=min(MAX_MODEL_LEN, num_kv_blocks * config.block_size),
             memory_budget=2**32,

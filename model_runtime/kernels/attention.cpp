@@ -94,6 +94,7 @@ std::vector<Item> make_items(const Problem& p) {
                 items.push_back(item);
             }
     }
+    for (size_t i = pool::threads(); i < items.size(); i++) items[i].following = &items[i - pool::threads()];
     return items;
 }
 

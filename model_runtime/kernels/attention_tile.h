@@ -42,6 +42,7 @@ struct Item {
     int64_t sequence, group, query, num_queries, position;  // position of the first query
     int64_t token;                                          // row of the first query in the batch
     int64_t segment = 0, segment_end = 0;
+    const Item* following = nullptr;  // that the same thread probably does next
 };
 
 // The keys [begin, end) that query number `query` of an item sees.
@@ -93,7 +94,7 @@ void clear(const State& state, int64_t rows, int64_t D) {
 // One tile of keys and values: where its panels of 16 positions lie.
 template <class T> struct Tile {
     const T *key[PANELS], *value[PANELS];
-    const T* next_key[PANELS];  // of the following tile, to be fetched meanwhile
+    const T* next_key[PANELS];  // of the next tile or item, to be fetched meanwhile
     int64_t key_step;           // from a channel to the next
 };
 
@@ -116,8 +117,9 @@ template <class T> Tile<T> tile_in_place(const Problem& p, const Item& item, int
         const Place at(p, item, position);
         tile.key[panel] = tile.next_key[panel] = keys + at.head * p.D * p.B + at.offset;
         tile.value[panel] = values + (at.head * p.B + at.offset) * p.D;
-        if (position + TILE >= p.kv_lens[item.sequence]) continue;
-        const Place next(p, item, position + TILE);
+        const bool goes_on = position + TILE < p.kv_lens[item.sequence];
+        if (!goes_on && (!item.following || panel * PANEL >= p.kv_lens[item.following->sequence])) continue;
+        const Place next = goes_on ? Place(p, item, position + TILE) : Place(p, *item.following, panel * PANEL);
         tile.next_key[panel] = keys + next.head * p.D * p.B + next.offset;
     }
     return tile;

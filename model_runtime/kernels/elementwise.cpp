@@ -145,9 +145,9 @@ void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C, con
             for (int64_t k = 0; k < C; k++) sum[k] += result[k];
         }
         if (!norms.next_norm) return;
-        float* normed = rows.planes ? result : rows.floats + row * C;
+        float* normed = rows.quantized ? result : rows.floats + row * C;
         norm_row(sum, norms.next_norm, norms.eps, C, normed);
-        if (rows.planes) quantize_row(normed, row, rows.planes, C, rows.integers);
+        if (rows.quantized) quantize_row(normed, row, C, rows.integers);
     });
 }
 
@@ -161,9 +161,9 @@ void qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps
 
 void gate(float* gate_up, bool gelu, int64_t T, int64_t F, const ProductRows& rows) {
     for_rows(T, T * F * EXPONENTIAL, [&](int64_t row) {
-        float *gate = gate_up + row * 2 * F, *product = rows.planes ? gate : rows.floats + row * F;
+        float *gate = gate_up + row * 2 * F, *product = rows.quantized ? gate : rows.floats + row * F;
         gelu ? gate_row<gelu_tanh>(gate, gate + F, F, product) : gate_row<silu>(gate, gate + F, F, product);
-        if (rows.planes) quantize_row(product, row, rows.planes, F, rows.integers);
+        if (rows.quantized) quantize_row(product, row, F, rows.integers);
     });
 }
 

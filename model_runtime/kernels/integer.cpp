@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t GROUP = QuantizedRows::GROUP;
 constexpr int64_t ROW_BLOCK = 128;  // rows that stay in the second-level cache while panels pass
-constexpr int64_t SLICE = 32;       // panels that are expanded to float32 at a time
 constexpr int64_t MIN_MATRIX_UNIT_ROWS = 9;  // with fewer, vectors are faster
 
 // Rows [row, row_end) of M, from the first of a group, times panels.
@@ -44,6 +43,7 @@ template <int64_t FORMAT> void multiply(const Matrix& w, const QuantizedRows& x,
             multiply_panels<FORMAT>(w, panel, panel_end, x, M, row, row_end, y);
             unit += panel_end - panel;
         }
+        stores_done();
     });
 }
 
@@ -53,30 +53,12 @@ uint8_t* memory_of(std::vector<uint8_t>& memory, int64_t bytes) {
     return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
 }
 
-// Some panels after the other, expanded to a float32 matrix: a number of y depends on its own row and output alone.
-void multiply_expanded(const Matrix& w, const float* x, int64_t M, float* y) {
-    std::vector<float> floats(SLICE * PANEL * w.K), part(M * SLICE * PANEL);
-    for (int64_t panel = 0; panel < panels_of(w.N); panel += SLICE) {
-        const int64_t column = panel * PANEL, count = std::min(SLICE * PANEL, w.N - column);
-        pool::parallel_ranges(panels_of(count), panels_of(count) * PANEL * w.K * 4, [&](int64_t i, int64_t end) {
-            for (; i < end; i++)
-                for (int64_t k = 0; k < w.K; k += BLOCK)
-                    expand_block(w, Panel(w, panel + i), k / BLOCK, floats.data() + (i * w.K + k) * PANEL);
-        });
-        linear({floats.data(), w.bias ? w.bias + column : nullptr, FLOAT32, count, w.K, 0}, x, M, part.data());
-        for (int64_t row = 0; row < M; row++) std::copy_n(part.data() + row * count, count, y + row * w.N + column);
-    }
-}
-
 }  // namespace
 
 void linear_integer(const Matrix& w, const float* x, int64_t M, float* y) {
-    if (!w.integer_rows) return multiply_expanded(w, x, M, y);
     static thread_local std::vector<uint8_t> memory;
-    const int64_t planes = row_planes(w.format);
-    const QuantizedRows rows =
-        quantized_rows_at(memory_of(memory, quantized_rows_bytes(planes, M, w.K)), planes, M, w.K);
-    quantize_rows(x, planes, M, w.K, rows);
+    const QuantizedRows rows = quantized_rows_at(memory_of(memory, quantized_rows_bytes(M, w.K)), M, w.K);
+    quantize_rows(x, M, w.K, rows);
     linear_quantized(w, rows, M, y);
 }
 

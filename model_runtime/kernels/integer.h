@@ -38,36 +38,34 @@ struct Panel {
     }
 };
 
-// Rows quantised in blocks of 32: scale = largest |x| / L, value = x * (1 / scale) rounded to the nearest integer, ties
-// to even, where L is 127 for matrices of 4 bits and 127 * 256 for those of 8 bits: rows of 8 bits would cost these more
-// accuracy than their own rounding does. A value of 16 bits is two planes of bytes, which integer_dot.h chooses. Rows lie
-// in groups of 16, anything behind the last.
+// Rows quantised in blocks of 32 to 16 bits: scale = largest |x| / (127 * 256), value = x * (1 / scale) rounded to the
+// nearest integer, ties to even. (Rows of 8 bits change one in thirty of the most likely tokens.) A value is two bytes in
+// two planes, which integer_dot.h chooses. Rows lie in groups of 16, anything behind the last.
+constexpr int64_t PLANES = 2;
 struct QuantizedRows {
     static constexpr int64_t GROUP = 16;
     int8_t* values;    // [group][block][plane][16][32]
     float* scales;     // [group][block][16]; not finite where a number of the block is not
     float* sums;       // scale * sum of the values
-    int32_t* offsets;  // -8 * sum of the values
+    int32_t* offsets;  // -128 * sum of the values
 };
 
-// Planes of the rows that a matrix of this format is multiplied with.
-inline int64_t row_planes(int64_t format) { return format == Q8_0 ? 2 : 1; }
 inline int64_t row_groups(int64_t M) { return (M + QuantizedRows::GROUP - 1) / QuantizedRows::GROUP; }
 
 // Memory that M quantised rows take, and their places in memory aligned to 64 bytes.
-int64_t quantized_rows_bytes(int64_t planes, int64_t M, int64_t K);
-QuantizedRows quantized_rows_at(void* memory, int64_t planes, int64_t M, int64_t K);
+int64_t quantized_rows_bytes(int64_t M, int64_t K);
+QuantizedRows quantized_rows_at(void* memory, int64_t M, int64_t K);
 
 // Quantise one row [K] as number `row` of `out`, or all rows [M][K].
-void quantize_row(const float* x, int64_t row, int64_t planes, int64_t K, const QuantizedRows& out);
-void quantize_rows(const float* x, int64_t planes, int64_t M, int64_t K, const QuantizedRows& out);
+void quantize_row(const float* x, int64_t row, int64_t K, const QuantizedRows& out);
+void quantize_rows(const float* x, int64_t M, int64_t K, const QuantizedRows& out);
 
 // y[M][N] = x[M][K] w[N][K]^T + bias. With s the exact integer sum of a block, dw, mw its scale and minimum, dx and sx
 // the row's scale and scaled sum, a number of y is over the blocks in order fused(s, dw * dx, y), in Q4_1 followed by
 // fused(mw, sx, y). The bias comes last.
 void linear_quantized(const Matrix& w, const QuantizedRows& x, int64_t M, float* y);
 
-// The same from rows of floats: quantised first where the matrix says so, else the result of its float32 copy.
+// The same from rows of floats, which are quantised first.
 void linear_integer(const Matrix& w, const float* x, int64_t M, float* y);
 
 // Row `row` of a matrix as floats [K], as the file's format defines them.

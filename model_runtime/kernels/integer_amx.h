@@ -54,35 +54,33 @@ template <int64_t FORMAT> const uint8_t* signed_bytes(const Panel& p, int64_t bl
 }
 
 // Multiply rows and outputs over a block of k. (The intrinsics take literal registers only.)
-template <int PLANES> INLINE void multiply_even(const int8_t* rows, const uint8_t* outputs) {
+INLINE void multiply_even(const int8_t* rows, const uint8_t* outputs) {
     _tile_loadd(6, outputs, 64);
     _tile_zero(0);
     _tile_loadd(4, rows, 32);
     _tile_dpbssd(0, 4, 6);
-    if constexpr (PLANES == 1) return;
     _tile_zero(1);
     _tile_loadd(5, rows + PLANE, 32);
     _tile_dpbssd(1, 5, 6);
 }
-template <int PLANES> INLINE void multiply_odd(const int8_t* rows, const uint8_t* outputs) {
+INLINE void multiply_odd(const int8_t* rows, const uint8_t* outputs) {
     _tile_loadd(6, outputs, 64);
     _tile_zero(2);
     _tile_loadd(4, rows, 32);
     _tile_dpbssd(2, 4, 6);
-    if constexpr (PLANES == 1) return;
     _tile_zero(3);
     _tile_loadd(5, rows + PLANE, 32);
     _tile_dpbssd(3, 5, 6);
 }
 
 // Sums of integers [plane][16][16] to memory.
-template <int PLANES> INLINE void store_even(int32_t* out) {
+INLINE void store_even(int32_t* out) {
     _tile_stored(0, out, 64);
-    if constexpr (PLANES == 2) _tile_stored(1, out + GROUP * PANEL, 64);
+    _tile_stored(1, out + GROUP * PANEL, 64);
 }
-template <int PLANES> INLINE void store_odd(int32_t* out) {
+INLINE void store_odd(int32_t* out) {
     _tile_stored(2, out, 64);
-    if constexpr (PLANES == 2) _tile_stored(3, out + GROUP * PANEL, 64);
+    _tile_stored(3, out + GROUP * PANEL, 64);
 }
 
 // What a tile multiplies: a group of rows and a panel, as signed bytes, of a matrix; `next` is fetched meanwhile.
@@ -97,23 +95,22 @@ struct Operands {
 // after it are multiplied.
 template <int64_t FORMAT, int R>
 __attribute__((noinline)) void tile(const Operands& o, const Matrix& w, int64_t column, int64_t rows, float* y) {
-    constexpr int PLANES = FORMAT == Q8_0 ? 2 : 1;
     const int64_t blocks = o.blocks, at = o.group * blocks * GROUP, ahead = o.panel.layout.bytes / blocks;
     const int8_t* values = o.x.values + at * BLOCK * PLANES;
     alignas(64) int32_t integers[2][PLANES * GROUP * PANEL];
     v16 sums[R] = {};
-    multiply_even<PLANES>(values, o.quants);
-    store_even<PLANES>(integers[0]);
-    if (blocks > 1) multiply_odd<PLANES>(values + PLANE * PLANES, o.quants + PANEL * BLOCK);
+    multiply_even(values, o.quants);
+    store_even(integers[0]);
+    if (blocks > 1) multiply_odd(values + PLANE * PLANES, o.quants + PANEL * BLOCK);
     for (int64_t b = 0; b < blocks; b++) {
         const int8_t* later_rows = values + (b + 2) * PLANE * PLANES;
         const uint8_t* later_outputs = o.quants + (b + 2) * PANEL * BLOCK;
         if (b % 2 == 0) {
-            if (b + 1 < blocks) store_odd<PLANES>(integers[1]);
-            if (b + 2 < blocks) multiply_even<PLANES>(later_rows, later_outputs);
+            if (b + 1 < blocks) store_odd(integers[1]);
+            if (b + 2 < blocks) multiply_even(later_rows, later_outputs);
         } else {
-            if (b + 1 < blocks) store_even<PLANES>(integers[0]);
-            if (b + 2 < blocks) multiply_odd<PLANES>(later_rows, later_outputs);
+            if (b + 1 < blocks) store_even(integers[0]);
+            if (b + 2 < blocks) multiply_odd(later_rows, later_outputs);
         }
         for (int64_t line = 0; line < ahead; line += 64) __builtin_prefetch(o.next + b * ahead + line);
         const fp16* halves = reinterpret_cast<const fp16*>(o.panel.scales + b * o.panel.layout.scale_step);
@@ -121,8 +118,8 @@ __attribute__((noinline)) void tile(const Operands& o, const Matrix& w, int64_t 
         const v16 scale = load<v16>(halves), minimum = load<v16>(halves + (FORMAT == Q4_1 ? PANEL : 0));
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            ivec exact = load_bytes(integers[b % 2] + r * PANEL);
-            if constexpr (PLANES == 2) exact = (exact << 8) + load_bytes(integers[b % 2] + (GROUP + r) * PANEL);
+            const int32_t* high = integers[b % 2] + r * PANEL;
+            const ivec exact = (load_bytes(high) << 8) + load_bytes(high + GROUP * PANEL);
             sums[r] = fused(to_float(exact), scale * splat<v16>(row_scales[r]), sums[r]);
             if constexpr (FORMAT == Q4_1) sums[r] = fused(minimum, splat<v16>(row_sums[r]), sums[r]);
         }

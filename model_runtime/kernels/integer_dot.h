@@ -1,8 +1,8 @@
 // Exact sums of products of integers, in the instructions that the processor has.
 //
-// A vector of int32 holds, for each of its outputs, 4 bytes of weights (a group of k), and meets the same 4 k of a row in
-// all lanes. `Narrow`: weights 0 .. 15, which stand for 8 less, and rows of 8 bits. `Wide`: weights of 8 bits and rows of
-// 16 bits in two planes. `offset` is -8 * sum of the row's values, for what unsigned weights are too large by.
+// A vector of int32 holds, for each of its outputs, 4 signed bytes of weights (a group of k), and meets the same 4 k of a
+// row in all lanes: values of 16 bits, in two planes of bytes. `offset` is -128 * sum of the row's values in the block,
+// for what unsigned weights are too large by.
 #pragma once
 
 #include "vec.h"
@@ -47,12 +47,7 @@ INLINE ivec add_products(ivec sum, ivec w, ivec x) {  // w unsigned, x signed
     return bit_copy<ivec>(_mm512_dpbusd_epi32(bit_copy<__m512i>(sum), bit_copy<__m512i>(w), bit_copy<__m512i>(x)));
 }
 
-struct Narrow {
-    static INLINE ivec start(ivec offset) { return offset; }
-    static INLINE ivec add(ivec sum, ivec w, ivec x) { return add_products(sum, w, x); }
-    static INLINE ivec finish(ivec sum, ivec) { return sum; }
-};
-struct Wide {
+struct BlockDot {
     struct Sum {
         ivec high, low;
     };
@@ -60,7 +55,7 @@ struct Wide {
         ivec bytes;
     };
     static INLINE void split(const int16_t* values, int8_t* x0, int8_t* x1) { split_bytes(values, x0, x1); }
-    static INLINE Sum start(ivec offset) { return {ivec{}, offset << 4}; }
+    static INLINE Sum start(ivec offset) { return {ivec{}, offset}; }
     static INLINE Weights weights(ivec w) { return {w ^ int32_t(0x80808080)}; }  // + 128: unsigned
     static INLINE void add(Sum& sum, Weights w, ivec x0, ivec x1) {
         sum.high = add_products(sum.high, w.bytes, x0);
@@ -73,19 +68,8 @@ struct Wide {
 
 INLINE ivec madd(__m256i a, __m256i b) { return bit_copy<ivec>(_mm256_madd_epi16(a, b)); }
 
-// A block of 4-bit weights stays in 16 bits: 8 * 2 * 15 * 127 = 30480.
-struct Narrow {
-    static INLINE ivec start(ivec) { return ivec{}; }
-    static INLINE ivec add(ivec sum, ivec w, ivec x) {
-        const __m256i pairs = _mm256_maddubs_epi16(bit_copy<__m256i>(w), bit_copy<__m256i>(x));
-        return bit_copy<ivec>(_mm256_add_epi16(bit_copy<__m256i>(sum), pairs));
-    }
-    static INLINE ivec finish(ivec sum, ivec offset) {
-        return madd(bit_copy<__m256i>(sum), _mm256_set1_epi16(1)) + offset;
-    }
-};
 // Planes: of each group the first and third value, the second and fourth.
-struct Wide {
+struct BlockDot {
     struct Sum {
         ivec all;
     };
@@ -127,12 +111,7 @@ INLINE ivec add_products(ivec sum, ivec w, ivec x) {  // both signed
 #endif
 }
 
-struct Narrow {
-    static INLINE ivec start(ivec offset) { return offset; }
-    static INLINE ivec add(ivec sum, ivec w, ivec x) { return add_products(sum, w, x); }
-    static INLINE ivec finish(ivec sum, ivec) { return sum; }
-};
-struct Wide {
+struct BlockDot {
     struct Sum {
         ivec high, low;
     };

@@ -9,52 +9,37 @@
 
 constexpr int MAX_TILE_ROWS = LANES == 16 ? 8 : 4;  // sums of integers and of floats fit in the registers
 constexpr int64_t STREAM_AHEAD = 2048;              // bytes that are fetched ahead of a tile
+constexpr int64_t PAST_CACHES = 32768;              // outputs of a row that is not kept in the caches
 
 // Bytes from a row's values in a block to its second plane.
 constexpr int64_t PLANE = QuantizedRows::GROUP * BLOCK;
 
-// Exact sums over a block of 8-bit weights, for R rows.
-template <int R> INLINE void dot_wide(const uint8_t* quants, const int8_t* x, const ivec (&offsets)[R],
-                                      ivec (&exact)[R][VECTORS]) {
-    Wide::Sum sums[R][VECTORS];
+// Four bytes of each output: group g of a block as signed integers, those of 4 bits less 8, in Q4_1 as they are.
+template <int64_t FORMAT> INLINE ivec signed_group(const uint8_t* quants, int g, int v) {
+    if (FORMAT == Q8_0) return load_bytes(quants + (g * VECTORS + v) * sizeof(ivec));
+    const ivec bytes = load_bytes(quants + (g % 4 * VECTORS + v) * sizeof(ivec));
+    const ivec integers = (g < 4 ? bytes : bytes >> 4) & 0x0f0f0f0f;
+    return FORMAT == Q4_1 ? integers : (integers + 0x78787878) ^ int32_t(0x80808080);  // no carry from byte to byte
+}
+
+// Exact sums over a block, for R rows.
+template <int64_t FORMAT, int R>
+INLINE void dot_block(const uint8_t* quants, const int8_t* x, const ivec (&offsets)[R], ivec (&exact)[R][VECTORS]) {
+    BlockDot::Sum sums[R][VECTORS];
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) sums[r][v] = Wide::start(offsets[r]);
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = BlockDot::start(offsets[r]);
 #pragma GCC unroll 8
     for (int g = 0; g < 8; g++) {
-        Wide::Weights w[VECTORS];
-        for (int v = 0; v < VECTORS; v++) w[v] = Wide::weights(load_bytes(quants + (g * VECTORS + v) * sizeof(ivec)));
+        BlockDot::Weights w[VECTORS];
+        for (int v = 0; v < VECTORS; v++) w[v] = BlockDot::weights(signed_group<FORMAT>(quants, g, v));
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             const ivec x0 = broadcast4(x + r * BLOCK + g * 4), x1 = broadcast4(x + PLANE + r * BLOCK + g * 4);
-            for (int v = 0; v < VECTORS; v++) Wide::add(sums[r][v], w[v], x0, x1);
+            for (int v = 0; v < VECTORS; v++) BlockDot::add(sums[r][v], w[v], x0, x1);
         }
     }
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) exact[r][v] = Wide::finish(sums[r][v]);
-}
-
-// The same of 4-bit weights.
-template <int R> INLINE void dot_narrow(const uint8_t* quants, const int8_t* x, const ivec (&offsets)[R],
-                                        ivec (&exact)[R][VECTORS]) {
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) exact[r][v] = Narrow::start(offsets[r]);
-#pragma GCC unroll 4
-    for (int g = 0; g < 4; g++) {
-        ivec low[VECTORS], high[VECTORS];
-        for (int v = 0; v < VECTORS; v++) {
-            const ivec bytes = load_bytes(quants + (g * VECTORS + v) * sizeof(ivec));
-            low[v] = bytes & 0x0f0f0f0f;
-            high[v] = bytes >> 4 & 0x0f0f0f0f;
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            const ivec near = broadcast4(x + r * BLOCK + g * 4), far = broadcast4(x + r * BLOCK + 16 + g * 4);
-            for (int v = 0; v < VECTORS; v++) exact[r][v] = Narrow::add(exact[r][v], low[v], near);
-            for (int v = 0; v < VECTORS; v++) exact[r][v] = Narrow::add(exact[r][v], high[v], far);
-        }
-    }
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) exact[r][v] = Narrow::finish(exact[r][v], offsets[r]);
+        for (int v = 0; v < VECTORS; v++) exact[r][v] = BlockDot::finish(sums[r][v]);
 }
 
 // One block of R rows, the first of which is number `at` of all blocks: integers, then floats as integer.h says.
@@ -63,11 +48,8 @@ INLINE void add_block(const uint8_t* scales, const uint8_t* quants, const Quanti
                       fvec (&sums)[R][VECTORS]) {
     constexpr int64_t GROUP = QuantizedRows::GROUP;
     ivec offsets[R], exact[R][VECTORS];
-    for (int r = 0; r < R; r++) offsets[r] = FORMAT == Q4_1 ? ivec{} : x.offsets[at + r] - ivec{};
-    if constexpr (FORMAT == Q8_0)
-        dot_wide<R>(quants, x.values + (at / GROUP * 2 * GROUP + at % GROUP) * BLOCK, offsets, exact);
-    else
-        dot_narrow<R>(quants, x.values + at * BLOCK, offsets, exact);
+    for (int r = 0; r < R; r++) offsets[r] = x.offsets[at + r] - ivec{};
+    dot_block<FORMAT, R>(quants, x.values + (at / GROUP * 2 * GROUP + at % GROUP) * BLOCK, offsets, exact);
     const fp16* halves = reinterpret_cast<const fp16*>(scales);
     for (int v = 0; v < VECTORS; v++) {
         const fvec scale = load<fvec>(halves + v * LANES);
@@ -80,11 +62,29 @@ INLINE void add_block(const uint8_t* scales, const uint8_t* quants, const Quanti
     }
 }
 
+// Rows of a vocabulary's length are written past the caches: where their length is a multiple of a page, neighbouring rows
+// would push each other out.
+INLINE void store_vector(float* p, fvec v, int64_t N) {
+#ifdef __AVX512F__
+    if constexpr (LANES == 16)
+        if (N >= PAST_CACHES && reinterpret_cast<uintptr_t>(p) % 64 == 0)
+            return _mm512_stream_ps(p, bit_copy<__m512>(v));
+#endif
+    store(p, v);
+}
+
+// What `store_vector` wrote is seen by whoever sees what this thread does next.
+INLINE void stores_done() {
+#ifdef __AVX512F__
+    _mm_sfence();
+#endif
+}
+
 // A vector of one row's sums becomes outputs, from `column` on: with the bias, and no more than there are.
 inline __attribute__((noinline)) void store_outputs(const Matrix& w, int64_t column, fvec sum, float* row) {
     const int64_t count = std::min<int64_t>(LANES, w.N - column);
     if (count <= 0) return;
-    if (count == LANES) return store(row + column, w.bias ? sum + load<fvec>(w.bias + column) : sum);
+    if (count == LANES) return store_vector(row + column, w.bias ? sum + load<fvec>(w.bias + column) : sum, w.N);
     float out[LANES];
     store(out, sum);
     for (int64_t i = 0; i < count; i++) row[column + i] = w.bias ? out[i] + w.bias[column + i] : out[i];

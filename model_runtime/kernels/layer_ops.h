@@ -44,11 +44,11 @@ bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch
 // Rows [T][K] that a product reads: floats, or in the same memory integers where the matrix wants them.
 struct ProductRows {
     float* floats;
-    int64_t planes;  // 0: floats
+    bool quantized;
     QuantizedRows integers;
 
-    ProductRows(const Matrix& w, int64_t T, float* memory) : floats(memory), planes(0) {
-        if (w.integer_rows) planes = row_planes(w.format), integers = quantized_rows_at(memory, planes, T, w.K);
+    ProductRows(const Matrix& w, int64_t T, float* memory) : floats(memory), quantized(w.integer_rows) {
+        if (quantized) integers = quantized_rows_at(memory, T, w.K);
     }
 };
 

@@ -50,7 +50,7 @@ struct Workspace {
 };
 
 void multiply(const Matrix& w, const ProductRows& rows, int64_t T, float* y) {
-    rows.planes ? linear_quantized(w, rows.integers, T, y) : linear(w, rows.floats, T, y);
+    rows.quantized ? linear_quantized(w, rows.integers, T, y) : linear(w, rows.floats, T, y);
 }
 
 bool attention(const Layer& layer, const KVLayer& kv, const Step& step, const Workspace& at) {
@@ -61,7 +61,7 @@ bool attention(const Layer& layer, const KVLayer& kv, const Step& step, const Wo
     if (!rope_and_cache(at.qkv, rope, batch, kv, layer.heads)) return false;
     if (!paged_attention(at.qkv, kv, batch, layer.heads, layer.scale, layer.window, at.mixed)) return false;
     const ProductRows mixed(layer.output, batch.T, layer.output.integer_rows ? at.qkv : at.mixed);
-    if (mixed.planes) quantize_rows(at.mixed, mixed.planes, batch.T, layer.output.K, mixed.integers);
+    if (mixed.quantized) quantize_rows(at.mixed, batch.T, layer.output.K, mixed.integers);
     multiply(layer.output, mixed, batch.T, at.result);
     return true;
 }

@@ -10,6 +10,7 @@
 namespace {
 
 constexpr int64_t GROUP = QuantizedRows::GROUP;
+constexpr float LARGEST_INTEGER = 127 * 256;
 
 // Largest |x| of a block. Compared as bits: infinity is larger than any number, a NaN larger still.
 INLINE float largest(const float* x) {
@@ -24,8 +25,8 @@ INLINE float largest(const float* x) {
 }
 
 // One block, to the row's place in `values`; returns scale and sum of the values.
-template <int PLANES> INLINE std::pair<float, int32_t> quantize_block(const float* x, int8_t* values) {
-    const float scale = largest(x) / (PLANES == 1 ? 127.0f : 127.0f * 256.0f), inverse = 1.0f / scale;
+INLINE std::pair<float, int32_t> quantize_block(const float* x, int8_t* values) {
+    const float scale = largest(x) / LARGEST_INTEGER, inverse = 1.0f / scale;
     const bool usable = inverse > 0 && inverse <= std::numeric_limits<float>::max();  // not of zeros, infinity, NaN
     const v8 magic = splat<v8>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
     int32_t integers[BLOCK] = {}, sum = 0;
@@ -35,27 +36,27 @@ template <int PLANES> INLINE std::pair<float, int32_t> quantize_block(const floa
             memcpy(integers + k, &rounded, sizeof(rounded));
         }
     for (int64_t k = 0; k < BLOCK; k++) sum += integers[k];
-    if constexpr (PLANES == 1) {
-        for (int64_t k = 0; k < BLOCK; k++) values[k] = int8_t(integers[k]);
-    } else {
-        int16_t halves[BLOCK];
-        for (int64_t k = 0; k < BLOCK; k++) halves[k] = int16_t(integers[k]);
-        Wide::split(halves, values, values + GROUP * BLOCK);
-    }
+    int16_t halves[BLOCK];
+    for (int64_t k = 0; k < BLOCK; k++) halves[k] = int16_t(integers[k]);
+    BlockDot::split(halves, values, values + GROUP * BLOCK);
     return {scale, sum};
 }
 
-template <int PLANES> void quantize_blocks(const float* x, int64_t row, int64_t K, const QuantizedRows& out) {
+}  // namespace
+
+void quantize_row(const float* x, int64_t row, int64_t K, const QuantizedRows& out) {
     const int64_t blocks = K / BLOCK;
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t group = row / GROUP * blocks + b, at = group * GROUP + row % GROUP;
         int8_t* values = out.values + (group * PLANES * GROUP + row % GROUP) * BLOCK;
-        const auto [scale, sum] = quantize_block<PLANES>(x + b * BLOCK, values);
+        const auto [scale, sum] = quantize_block(x + b * BLOCK, values);
         out.scales[at] = scale;
         out.sums[at] = scale * float(sum);
-        out.offsets[at] = -8 * sum;
+        out.offsets[at] = -128 * sum;
     }
 }
+
+namespace {
 
 // Bytes of a block of one row in a file: scales, then integers.
 int64_t scale_bytes(int64_t format) { return format == Q4_1 ? 4 : 2; }
@@ -91,24 +92,20 @@ INLINE void expand_k(int64_t format, const fp16* scales, const uint8_t* quants, 
 
 }  // namespace
 
-int64_t quantized_rows_bytes(int64_t planes, int64_t M, int64_t K) {
-    return row_groups(M) * GROUP * (planes * K + K / BLOCK * 12);
+int64_t quantized_rows_bytes(int64_t M, int64_t K) {
+    return row_groups(M) * GROUP * (PLANES * K + K / BLOCK * 12);
 }
 
-QuantizedRows quantized_rows_at(void* memory, int64_t planes, int64_t M, int64_t K) {
+QuantizedRows quantized_rows_at(void* memory, int64_t M, int64_t K) {
     const int64_t count = row_groups(M) * GROUP * (K / BLOCK);
     int8_t* values = static_cast<int8_t*>(memory);
-    float* scales = reinterpret_cast<float*>(values + planes * count * BLOCK);
+    float* scales = reinterpret_cast<float*>(values + PLANES * count * BLOCK);
     return {values, scales, scales + count, reinterpret_cast<int32_t*>(scales + 2 * count)};
 }
 
-void quantize_row(const float* x, int64_t row, int64_t planes, int64_t K, const QuantizedRows& out) {
-    planes == 1 ? quantize_blocks<1>(x, row, K, out) : quantize_blocks<2>(x, row, K, out);
-}
-
-void quantize_rows(const float* x, int64_t planes, int64_t M, int64_t K, const QuantizedRows& out) {
+void quantize_rows(const float* x, int64_t M, int64_t K, const QuantizedRows& out) {
     pool::parallel_ranges(M, M * K * 2, [&](int64_t row, int64_t end) {
-        for (; row < end; row++) quantize_row(x + row * K, row, planes, K, out);
+        for (; row < end; row++) quantize_row(x + row * K, row, K, out);
     });
 }
 

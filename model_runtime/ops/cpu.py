@@ -17,7 +17,7 @@ from model_runtime.batch import Batch
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import Activation, HeadShape, PackedWeight, RopeTable, register
-from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
+from model_runtime.quantized import QuantizedFormat, QuantizedMatrix, dequantize
 
 PANEL = 16
 """Output features of a packed panel."""
@@ -51,7 +51,10 @@ def pack(weight_NK: Tensor) -> PackedWeight:
 
 @register("pack_quantized", "cpu")
 def pack_quantized(matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
-    """Panels of 16 rows, scales and integers as they are (kernels/integer.h)."""
+    """Panels of 16 rows, scales and integers as they are (kernels/integer.h); float32 for products with rows as they
+    are, since expanding them for every product would take longer than the product."""
+    if not integer_rows:
+        return pack(dequantize(matrix))
     kernels, data_NR = library(), matrix.data_NR.contiguous()
     arguments = (QUANTIZED_STORAGE[matrix.format], matrix.num_rows, matrix.num_columns)
     data = torch.empty(kernels.quantized_bytes(*arguments), dtype=torch.uint8)
@@ -61,7 +64,7 @@ def pack_quantized(matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
         num_rows=matrix.num_rows,
         num_columns=matrix.num_columns,
         quantized=matrix.format,
-        integer_rows=integer_rows,
+        integer_rows=True,
     )
 
 

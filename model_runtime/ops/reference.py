@@ -24,7 +24,7 @@ from model_runtime.ops.registry import (
     RopeTable,
     register,
 )
-from model_runtime.quantized import LARGEST_IN_ROW, QuantizedMatrix, dequantize, quantize_rows
+from model_runtime.quantized import QuantizedMatrix, dequantize, quantize_rows
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -64,7 +64,7 @@ def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
     bias = None if bias_N is None else bias_N.to(wide)
     rows_TK = x_TK.to(wide)
     if weight.quantized is not None and weight.integer_rows:
-        rows_TK = quantize_rows(rows_TK, LARGEST_IN_ROW[weight.quantized])
+        rows_TK = quantize_rows(rows_TK)
     return torch.nn.functional.linear(rows_TK, expanded(weight, weight.data).to(wide), bias).to(x_TK.dtype)
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from model_runtime.ops import load_ops, set_threads
-from model_runtime.quantized import BLOCK, LARGEST_IN_ROW, QuantizedFormat, QuantizedMatrix, dequantize, row_bytes
+from model_runtime.quantized import BLOCK, QuantizedFormat, QuantizedMatrix, dequantize, row_bytes
 from tests.model_runtime.op_cases import CPU, compiled, randn
 
-FORMATS = list(LARGEST_IN_ROW)
+FORMATS: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_1"]
 EXACT = load_ops(CPU, "reference")
 
 
