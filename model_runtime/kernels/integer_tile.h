@@ -65,10 +65,9 @@ INLINE void add_block(const uint8_t* scales, const uint8_t* quants, const Quanti
 // Rows of a vocabulary's length are written past the caches: where their length is a multiple of a page, neighbouring rows
 // would push each other out.
 INLINE void store_vector(float* p, fvec v, int64_t N) {
-#ifdef __AVX512F__
-    if constexpr (LANES == 16)
-        if (N >= PAST_CACHES && reinterpret_cast<uintptr_t>(p) % 64 == 0)
-            return _mm512_stream_ps(p, bit_copy<__m512>(v));
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    if (N >= PAST_CACHES && reinterpret_cast<uintptr_t>(p) % 64 == 0)
+        return _mm512_stream_ps(p, bit_copy<__m512>(v));
 #endif
     store(p, v);
 }
