@@ -211,7 +211,7 @@ def _open(path: Path, *, shared: bool) -> Parameters:
         data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[start:]
     else:
         data = huge_empty((size - start,), torch.uint8)
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb") as file:  # buffered: reads on to the end, where the system gives 2 GiB at a time
             file.seek(start)
             file.readinto(data.numpy().data)
     dtypes = {name: dtype for dtype, name in DTYPES.items()}

@@ -1,7 +1,9 @@
 """Prepared weights: mapped instead of made where nothing has changed, and made again where anything has."""
 
+import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +72,27 @@ def test_second_start_takes_what_the_first_wrote(tmp_path: Path, source: Path, s
     assert all(matrix.data.data_ptr() % 64 == 0 for matrix in second.matrices.values())
     assert_equal(first, make())
     assert_equal(second, make())
+
+
+class _Reluctant(io.FileIO):
+    """Gives less than it is asked for, as the system does above 2 GiB."""
+
+    def readinto(self, buffer: Any) -> int:
+        return super().readinto(memoryview(buffer)[:1000]) or 0
+
+
+def test_all_is_read_where_the_system_gives_less_than_was_asked_for(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Maker()
+    weights(tmp_path, source).get(make)
+
+    def reluctant(path: Path, mode: str, buffering: int = -1) -> io.RawIOBase | io.BufferedReader:
+        raw = _Reluctant(path, mode)
+        return raw if buffering == 0 else io.BufferedReader(raw)
+
+    monkeypatch.setattr(Path, "open", reluctant)
+    assert_equal(prepared._open(weights(tmp_path, source).path, shared=False), make())
 
 
 def test_weights_in_use_outlive_their_file(tmp_path: Path, source: Path) -> None:
