@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention_tile.h"
+#include "kv.h"
 #include "layer_ops.h"
 #include "pool.h"
 

@@ -33,6 +33,7 @@ SOURCES = (
 HEADERS = (
     "vec.h",
     "kv.h",
+    "attention_keys.h",
     "attention_tile.h",
     "pool.h",
     "linear.h",

@@ -113,21 +113,10 @@ void store_token(const KVLayer& kv, const float* keys, int64_t slot, int64_t G, 
     });
 }
 
-// Ask the cache for the places of a token's keys: each channel lies in a line of its own, and a store that waits for its
-// line holds up those behind it.
-void fetch_keys(const KVLayer& kv, int64_t slot, int64_t G, int64_t D, int64_t B) {
-    const int64_t size = kv.storage == 0 ? 4 : kv.storage == 3 ? 1 : 2;
-    const char* at = static_cast<const char*>(kv.key) + (slot / B * G * D * B + slot % B) * size;
-    for (int64_t channel = 0; channel < G * D; channel++) __builtin_prefetch(at + channel * B * size, 1);
-}
-
 template <class T> void embedding(const int32_t* ids, const T* table, int64_t num_ids, int64_t K, float* y) {
     for_rows(num_ids, num_ids * K, [=](int64_t t) {
         const T* row = table + ids[t] / PANEL * PANEL * K + ids[t] % PANEL;
-        for (int64_t k = 0; k < K; k++) {
-            T lanes[8] = {row[k * PANEL]};
-            y[t * K + k] = load<v8>(lanes)[0];
-        }
+        for (int64_t k = 0; k < K; k++) y[t * K + k] = load_one(row + k * PANEL);
     });
 }
 
@@ -174,7 +163,6 @@ bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const 
     for (int64_t t = 0; t < batch.T; t++)
         if (batch.slots[t] < 0 || batch.slots[t] >= kv.num_slots) return false;
     for_rows(batch.T, batch.T * (H + 16 * G) * D, [=](int64_t t) {  // a line of the cache costs as much as 16 numbers
-        fetch_keys(kv, batch.slots[t], G, D, B);
         float* row = qkv + t * (H + 2 * G) * D;
         const float *c = rope.cos + batch.rope_rows[t] * half, *s = rope.sin + batch.rope_rows[t] * half;
         for (int64_t h = 0; h < H + G; h++) {
@@ -196,8 +184,7 @@ int64_t fl_embedding(const int32_t* ids, const void* table, int64_t storage, int
     if (storage == 1) embedding(ids, static_cast<const bf16*>(table), num_ids, K, y);
     if (storage == 2) embedding(ids, static_cast<const fp16*>(table), num_ids, K, y);
     if (is_integer(storage))
-        for_rows(num_ids, num_ids * K * PANEL,
-                 [=](int64_t t) { expand_row({table, nullptr, storage, V, K, 0}, ids[t], y + t * K); });
+        for_rows(num_ids, num_ids * K, [=](int64_t t) { expand_row({table, nullptr, storage, V, K}, ids[t], y + t * K); });
     return 0;
 }
 

@@ -12,7 +12,7 @@
 namespace {
 
 constexpr int64_t GROUP = QuantizedRows::GROUP;
-constexpr int64_t ROW_BLOCK = 128;  // rows that stay in the second-level cache while panels pass
+constexpr int64_t ROW_BLOCK = 128;           // rows that stay in the second-level cache while panels pass
 constexpr int64_t MIN_MATRIX_UNIT_ROWS = 9;  // with fewer, vectors are faster
 
 // Rows [row, row_end) of M, from the first of a group, times panels.
@@ -30,9 +30,9 @@ void multiply_panels(const Matrix& w, int64_t panel, int64_t panel_end, const Qu
 
 template <int64_t FORMAT> void multiply(const Matrix& w, const QuantizedRows& x, int64_t M, float* y) {
     const int64_t panels = panels_of(w.N), groups = row_groups(M), wanted = 4 * pool::threads();
-    int64_t row_blocks = (M + ROW_BLOCK - 1) / ROW_BLOCK;
+    int64_t row_blocks = divide_up(M, ROW_BLOCK);
     if (panels < wanted)  // few columns for many threads: split rows too
-        row_blocks = std::max(row_blocks, std::min(groups, (wanted + panels - 1) / panels));
+        row_blocks = std::max(row_blocks, std::min(groups, divide_up(wanted, panels)));
     const int64_t work = w.N * w.K * std::max<int64_t>(1, M / 8);
     pool::parallel_ranges(row_blocks * panels, work, [&](int64_t unit, int64_t end) {
         while (unit < end) {

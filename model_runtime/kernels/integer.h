@@ -6,12 +6,13 @@
 #pragma once
 
 #include "linear.h"
+#include "pool.h"
 #include "vec.h"
 
 constexpr int64_t BLOCK = 32;
 
 inline bool is_integer(int64_t format) { return format >= Q8_0; }
-inline int64_t panels_of(int64_t N) { return (N + PANEL - 1) / PANEL; }
+inline int64_t panels_of(int64_t N) { return divide_up(N, PANEL); }
 
 // Where things are in a panel of K columns. Scales are float16, [block][16]; in Q4_1 [block][scale, minimum][16].
 struct PanelLayout {
@@ -50,7 +51,7 @@ struct QuantizedRows {
     int32_t* offsets;  // -128 * sum of the values
 };
 
-inline int64_t row_groups(int64_t M) { return (M + QuantizedRows::GROUP - 1) / QuantizedRows::GROUP; }
+inline int64_t row_groups(int64_t M) { return divide_up(M, QuantizedRows::GROUP); }
 
 // Memory that M quantised rows take, and their places in memory aligned to 64 bytes.
 int64_t quantized_rows_bytes(int64_t M, int64_t K);
@@ -70,6 +71,3 @@ void linear_integer(const Matrix& w, const float* x, int64_t M, float* y);
 
 // Row `row` of a matrix as floats [K], as the file's format defines them.
 void expand_row(const Matrix& w, int64_t row, float* out);
-
-// Block number `block` of a panel as floats [32 k][16 outputs].
-void expand_block(const Matrix& w, const Panel& panel, int64_t block, float* out);

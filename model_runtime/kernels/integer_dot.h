@@ -33,38 +33,7 @@ INLINE ivec broadcast4(const void* p) {
 
 INLINE fvec to_float(ivec v) { return __builtin_convertvector(v, fvec); }
 
-// A group of 16-bit values as high and low bytes, value = 256 high + low, low in -128 .. 127.
-INLINE void split_bytes(const int16_t* values, int8_t* high, int8_t* low) {
-    for (int k = 0; k < 32; k++) {
-        low[k] = int8_t(values[k]);
-        high[k] = int8_t((values[k] - low[k]) >> 8);
-    }
-}
-
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-
-INLINE ivec add_products(ivec sum, ivec w, ivec x) {  // w unsigned, x signed
-    return bit_copy<ivec>(_mm512_dpbusd_epi32(bit_copy<__m512i>(sum), bit_copy<__m512i>(w), bit_copy<__m512i>(x)));
-}
-
-struct BlockDot {
-    struct Sum {
-        ivec high, low;
-    };
-    struct Weights {
-        ivec bytes;
-    };
-    static INLINE void split(const int16_t* values, int8_t* x0, int8_t* x1) { split_bytes(values, x0, x1); }
-    static INLINE Sum start(ivec offset) { return {ivec{}, offset}; }
-    static INLINE Weights weights(ivec w) { return {w ^ int32_t(0x80808080)}; }  // + 128: unsigned
-    static INLINE void add(Sum& sum, Weights w, ivec x0, ivec x1) {
-        sum.high = add_products(sum.high, w.bytes, x0);
-        sum.low = add_products(sum.low, w.bytes, x1);
-    }
-    static INLINE ivec finish(Sum sum) { return (sum.high << 8) + sum.low; }
-};
-
-#elif defined(__AVX2__)
+#if defined(__AVX2__) && !(defined(__AVX512VNNI__) && defined(__AVX512BW__))
 
 INLINE ivec madd(__m256i a, __m256i b) { return bit_copy<ivec>(_mm256_madd_epi16(a, b)); }
 
@@ -95,8 +64,15 @@ struct BlockDot {
 
 #else
 
-INLINE ivec add_products(ivec sum, ivec w, ivec x) {  // both signed
-#if defined(__ARM_FEATURE_DOTPROD)
+// Sums of the products of four bytes; x is signed, and so is w unless UNSIGNED.
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+constexpr bool UNSIGNED = true;
+INLINE ivec add_products(ivec sum, ivec w, ivec x) {
+    return bit_copy<ivec>(_mm512_dpbusd_epi32(bit_copy<__m512i>(sum), bit_copy<__m512i>(w), bit_copy<__m512i>(x)));
+}
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr bool UNSIGNED = false;
+INLINE ivec add_products(ivec sum, ivec w, ivec x) {
     struct Halves {
         int32x4_t half[2];
     };
@@ -105,25 +81,32 @@ INLINE ivec add_products(ivec sum, ivec w, ivec x) {  // both signed
         return vdotq_s32(s.half[i], vreinterpretq_s8_s32(a.half[i]), vreinterpretq_s8_s32(b.half[i]));
     };
     return bit_copy<ivec>(Halves{{dot(0), dot(1)}});
+}
 #else
+constexpr bool UNSIGNED = false;
+INLINE ivec add_products(ivec sum, ivec w, ivec x) {
     for (int up = 0; up < 32; up += 8) sum += (w << up >> 24) * (x << up >> 24);
     return sum;
-#endif
 }
+#endif
 
+// Planes: the high and the low bytes, value = 256 high + low, low in -128 .. 127.
 struct BlockDot {
     struct Sum {
         ivec high, low;
     };
-    struct Weights {
-        ivec bytes;
-    };
-    static INLINE void split(const int16_t* values, int8_t* x0, int8_t* x1) { split_bytes(values, x0, x1); }
-    static INLINE Sum start(ivec) { return {ivec{}, ivec{}}; }
-    static INLINE Weights weights(ivec w) { return {w}; }
-    static INLINE void add(Sum& sum, Weights w, ivec x0, ivec x1) {
-        sum.high = add_products(sum.high, w.bytes, x0);
-        sum.low = add_products(sum.low, w.bytes, x1);
+    typedef ivec Weights;
+    static INLINE void split(const int16_t* values, int8_t* high, int8_t* low) {
+        for (int k = 0; k < 32; k++) {
+            low[k] = int8_t(values[k]);
+            high[k] = int8_t((values[k] - low[k]) >> 8);
+        }
+    }
+    static INLINE Sum start(ivec offset) { return {ivec{}, UNSIGNED ? offset : ivec{}}; }
+    static INLINE Weights weights(ivec w) { return UNSIGNED ? w ^ int32_t(0x80808080) : w; }  // + 128
+    static INLINE void add(Sum& sum, Weights w, ivec high, ivec low) {
+        sum.high = add_products(sum.high, w, high);
+        sum.low = add_products(sum.low, w, low);
     }
     static INLINE ivec finish(Sum sum) { return (sum.high << 8) + sum.low; }
 };

@@ -47,7 +47,7 @@ struct ProductRows {
     bool quantized;
     QuantizedRows integers;
 
-    ProductRows(const Matrix& w, int64_t T, float* memory) : floats(memory), quantized(w.integer_rows) {
+    ProductRows(const Matrix& w, int64_t T, float* memory) : floats(memory), quantized(is_integer(w.format)) {
         if (quantized) integers = quantized_rows_at(memory, T, w.K);
     }
 };

@@ -30,7 +30,7 @@ namespace {
 // Rows that a layer has memory for: integers come in groups.
 int64_t rows_of(const Layer& layer, int64_t T) {
     const Matrix* matrices[] = {&layer.qkv, &layer.output, &layer.gate_up, &layer.down};
-    const bool integers = std::any_of(matrices, matrices + 4, [](const Matrix* w) { return w->integer_rows; });
+    const bool integers = std::any_of(matrices, matrices + 4, [](const Matrix* w) { return is_integer(w->format); });
     return integers ? row_groups(T) * QuantizedRows::GROUP : T;
 }
 
@@ -60,7 +60,8 @@ bool attention(const Layer& layer, const KVLayer& kv, const Step& step, const Wo
     const Rope& rope = layer.local_rope ? step.local_rope : step.rope;
     if (!rope_and_cache(at.qkv, rope, batch, kv, layer.heads)) return false;
     if (!paged_attention(at.qkv, kv, batch, layer.heads, layer.scale, layer.window, at.mixed)) return false;
-    const ProductRows mixed(layer.output, batch.T, layer.output.integer_rows ? at.qkv : at.mixed);
+    // integers lie where q, k and v are not needed any more
+    const ProductRows mixed(layer.output, batch.T, is_integer(layer.output.format) ? at.qkv : at.mixed);
     if (mixed.quantized) quantize_rows(at.mixed, batch.T, layer.output.K, mixed.integers);
     multiply(layer.output, mixed, batch.T, at.result);
     return true;

@@ -129,8 +129,6 @@ template <class T, int I = 0> Kernel kernel_for(int64_t rows) {
     return {tile<T, MR, NP>, tile<T, MR, 1>, NP};
 }
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Rows that are computed together, in `tiles` tiles of nearly equal height.
 struct Rows {
     int64_t begin, count, tiles, height;
@@ -245,7 +243,7 @@ template <class T> void multiply(Problem p) {
 }
 
 template <class U> void pack(const U* w, U* panels, int64_t N, int64_t K) {
-    pool::parallel_ranges((N + PANEL - 1) / PANEL, N * K * 4, [=](int64_t panel, int64_t end) {
+    pool::parallel_ranges(divide_up(N, PANEL), N * K * 4, [=](int64_t panel, int64_t end) {
         for (; panel < end; panel++) {
             const int64_t count = std::min(PANEL, N - panel * PANEL);
             const U* from = w + panel * PANEL * K;
@@ -272,9 +270,9 @@ void linear(const Matrix& w, const float* x, int64_t M, float* y) {
 
 extern "C" {
 
-void fl_linear(const float* x, const void* w, int64_t format, int64_t integer_rows, const float* bias, float* y,
-               int64_t M, int64_t N, int64_t K) {
-    linear({w, bias, format, N, K, integer_rows}, x, M, y);
+void fl_linear(const float* x, const void* w, int64_t format, const float* bias, float* y, int64_t M, int64_t N,
+               int64_t K) {
+    linear({w, bias, format, N, K}, x, M, y);
 }
 
 void fl_pack(const void* w, void* panels, int64_t item_size, int64_t N, int64_t K) {

@@ -10,7 +10,7 @@ enum Format : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, Q8_0 = 3, Q4_0 =
 struct Matrix {
     const void* data;   // as packed: panels of 16 outputs
     const float* bias;  // [N], or null
-    int64_t format, N, K, integer_rows;  // integer_rows: rows are quantised before a product; only with integers
+    int64_t format, N, K;
 };
 
 // y[M][N] = x[M][K] w[N][K]^T + bias.

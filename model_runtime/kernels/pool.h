@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 namespace pool {
 
 // Threads that work on an operation, the caller included. Not to be called during one.

@@ -73,23 +73,6 @@ void pack_row(const uint8_t* row, int64_t format, int64_t blocks, int64_t lane, 
     }
 }
 
-// Sixteen floats: k of a block for the outputs of a panel.
-INLINE void expand_k(int64_t format, const fp16* scales, const uint8_t* quants, int64_t k, float* out) {
-    const bool upper = format != Q8_0 && k >= BLOCK / 2;
-    const uint8_t* bytes = quants + (upper ? k - BLOCK / 2 : k) / 4 * 64 + k % 4;
-    for (int64_t n = 0; n < PANEL; n += 8) {
-        i8 integers;
-        for (int64_t i = 0; i < 8; i++) {
-            const uint8_t byte = bytes[(n + i) * 4];
-            integers[i] = format == Q8_0 ? int8_t(byte) : upper ? byte >> 4 : byte & 15;
-        }
-        if (format == Q4_0) integers -= 8;
-        v8 numbers = __builtin_convertvector(integers, v8) * load<v8>(scales + n);
-        if (format == Q4_1) numbers += load<v8>(scales + PANEL + n);
-        store(out + n, numbers);
-    }
-}
-
 }  // namespace
 
 int64_t quantized_rows_bytes(int64_t M, int64_t K) {
@@ -111,17 +94,21 @@ void quantize_rows(const float* x, int64_t M, int64_t K, const QuantizedRows& ou
 
 void expand_row(const Matrix& w, int64_t row, float* out) {
     const Panel panel(w, row / PANEL);
-    float block[BLOCK * PANEL];
-    for (int64_t k = 0; k < w.K; k++) {
-        if (k % BLOCK == 0) expand_block(w, panel, k / BLOCK, block);
-        out[k] = block[k % BLOCK * PANEL + row % PANEL];
+    const int64_t lane = row % PANEL;
+    for (int64_t b = 0; b < w.K / BLOCK; b++, out += BLOCK) {
+        const fp16* scales = reinterpret_cast<const fp16*>(panel.scales + b * panel.layout.scale_step) + lane;
+        const uint8_t* bytes = panel.quants + b * panel.layout.quant_step + lane * 4;
+        const float scale = load_one(scales), minimum = w.format == Q4_1 ? load_one(scales + PANEL) : 0.0f;
+        for (int64_t k = 0; k < BLOCK; k++) {
+            const bool upper = w.format != Q8_0 && k >= BLOCK / 2;
+            const int64_t place = upper ? k - BLOCK / 2 : k;
+            const uint8_t byte = bytes[place / 4 * 4 * PANEL + place % 4];
+            int integer = w.format == Q8_0 ? int8_t(byte) : upper ? byte >> 4 : byte & 15;
+            if (w.format == Q4_0) integer -= 8;
+            out[k] = float(integer) * scale;
+            if (w.format == Q4_1) out[k] += minimum;
+        }
     }
-}
-
-void expand_block(const Matrix& w, const Panel& panel, int64_t block, float* out) {
-    const fp16* scales = reinterpret_cast<const fp16*>(panel.scales + block * panel.layout.scale_step);
-    const uint8_t* quants = panel.quants + block * panel.layout.quant_step;
-    for (int64_t k = 0; k < BLOCK; k++) expand_k(w.format, scales, quants, k, out + k * PANEL);
 }
 
 extern "C" {

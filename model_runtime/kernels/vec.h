@@ -139,6 +139,12 @@ template <class V> INLINE V load(const int8_t* p) {
     return __builtin_convertvector(bytes, V);
 }
 
+// One number, expanded as those of a vector are.
+template <class T> INLINE float load_one(const T* p) {
+    const T lanes[8] = {*p};
+    return load<v8>(lanes)[0];
+}
+
 template <class V> INLINE void store(float* p, V v) { memcpy(p, &v, sizeof(v)); }
 
 template <class V> INLINE V select(typename Lanes<V>::i32 mask, V yes, V no) { return mask ? yes : no; }

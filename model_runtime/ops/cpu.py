@@ -91,7 +91,6 @@ def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
         x_TK.data_ptr(),
         weight.data.data_ptr(),
         storage(weight),
-        weight.integer_rows,
         bias,
         out_TN.data_ptr(),
         num_tokens,

@@ -28,7 +28,6 @@ class CMatrix(Structure):
         ("format", c_int64),
         ("N", c_int64),
         ("K", c_int64),
-        ("integer_rows", c_int64),
     )
 
 
@@ -165,7 +164,7 @@ def _matrix(linear: Linear) -> CMatrix:
     weight, bias = linear.weight, linear.bias
     assert bias is None or bias.numel() == weight.num_rows, "a bias has a number for each output"
     sizes = (weight.num_rows, weight.num_columns)
-    return CMatrix(weight.data.data_ptr(), _pointer(bias), storage(weight), *sizes, weight.integer_rows)
+    return CMatrix(weight.data.data_ptr(), _pointer(bias), storage(weight), *sizes)
 
 
 def _layer(layer: DenseLayer) -> CLayer:

@@ -15,7 +15,6 @@ import math
 import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,8 +65,7 @@ class PreparedWeights:
     ) -> None:
         """`sources` are the files of the checkpoint."""
         self._folder, self._shared = cache.folder, cache.shared
-        folder = cache.folder
-        self.path = folder / f"weights-{_key(sources, table, precision)}.bin"
+        self.path = cache.folder / f"weights-{_key(sources, table, precision)}.bin"
 
     def get(self, make: Callable[[], Parameters]) -> Parameters:
         """The weights in the cache, or what `make` makes, which is then written there. A disk that fails or is full
@@ -80,39 +78,42 @@ class PreparedWeights:
             return make()
         with lock:  # of several servers that start at once, one makes the file and the others wait
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return self._read() or self._keep(make())
+            return self._read() or self._make(make)
 
-    def _keep(self, made: Parameters) -> Parameters:
+    def _make(self, make: Callable[[], Parameters]) -> Parameters:
+        made = make()
         if made.num_bytes < SMALLEST:
             return made
         try:
-            if (free := shutil.disk_usage(self._folder).free) < 2 * made.num_bytes:
-                raise OSError(f"only {free >> 20} MiB are free")
             self._write(made)
-            return self._read() or made
         except OSError as error:
             logger.warning("prepared weights are not kept in %s: %s", self._folder, error)
             return made
+        del made  # there is no memory for the weights twice
+        return self._read() or make()
 
     def _read(self) -> Parameters | None:
         if not self.path.exists():
             return None
         try:
             found = _open(self.path, shared=self._shared)
-        except _Damaged as error:
-            logger.warning("%s is damaged (%s) and is made again", self.path, error)
+            os.utime(self.path)
+        except (_Damaged, OSError) as error:
+            logger.warning("%s cannot be used (%s) and is made again", self.path, error)
             return None
-        os.utime(self.path)
         return found
 
     def _write(self, parameters: Parameters) -> None:
-        with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-            try:
+        """Raises OSError. A server that was killed here leaves a file that the next one writes over."""
+        if (free := shutil.disk_usage(self._folder).free) < 2 * parameters.num_bytes:
+            raise OSError(f"only {free >> 20} MiB are free")
+        unfinished = self._folder / "unfinished"
+        try:
+            with unfinished.open("wb") as file:
                 _write_file(file, parameters)
-                Path(file.name).replace(self.path)
-            except BaseException:
-                Path(file.name).unlink()
-                raise
+            unfinished.replace(self.path)
+        finally:
+            unfinished.unlink(missing_ok=True)
         by_use = sorted(self._folder.glob("weights-*.bin"), key=lambda path: path.stat().st_mtime)
         for path in by_use[:-MAX_FILES]:
             path.unlink()

@@ -1,6 +1,7 @@
 """Memory in huge pages is memory: of the shape asked for, aligned, alive as long as a view of it."""
 
 import gc
+import mmap
 
 import pytest
 import torch
@@ -24,3 +25,8 @@ def test_a_view_keeps_the_memory() -> None:
     view = huge_empty((HUGE_PAGE,), torch.float32).fill_(7)[-5:]
     gc.collect()
     assert view.tolist() == [7.0] * 5
+
+
+def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345, raising=False)
+    assert huge_empty((HUGE_PAGE,), torch.int8).fill_(3).sum() == 3 * HUGE_PAGE

@@ -168,6 +168,24 @@ def test_a_full_disk_costs_a_warning(
     assert not list((tmp_path / "cache").glob("weights-*"))
 
 
+def test_what_a_killed_server_left_is_written_over(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "unfinished").write_bytes(b"x" * 100_000)
+    make = Maker()
+    weights(tmp_path, source).get(make)
+    assert_equal(weights(tmp_path, source).get(make), Maker()())
+    assert make.calls == 1
+    assert {path.suffix for path in (tmp_path / "cache").iterdir() if path.name != "lock"} == {".bin"}
+
+
+def test_a_file_that_cannot_be_opened_is_made_again(tmp_path: Path, source: Path) -> None:
+    weights(tmp_path, source).get(Maker())
+    path = weights(tmp_path, source).path
+    path.unlink()
+    path.mkdir()
+    assert_equal(weights(tmp_path, source).get(Maker()), Maker()())
+
+
 def test_small_models_are_not_written(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "SMALLEST", 2**20)
     weights(tmp_path, source).get(Maker())
