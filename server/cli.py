@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from loadtest.arguments import add_arguments as add_loadtest_arguments
+from model_runtime.weights.errors import CheckpointError
 from server import chat_command, doctor, quality_command, serve_command
 from server.config import add_arguments, resolve
 from server.embedded import EmbeddedModelMissing
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             code = quality_command.run(arguments)
         else:
             code = doctor.run(arguments)
-    except (OptionError, ModelNotFound, EmbeddedModelMissing) as error:
+    except (OptionError, ModelNotFound, EmbeddedModelMissing, CheckpointError) as error:
         print(f"firstlight: {error}", file=sys.stderr)
         code = EXIT_USAGE
     except KeyboardInterrupt:

@@ -4,11 +4,16 @@ docs/benchmarks/quality_llamacpp.py in an environment that has numpy only; any p
 Legend: P positions, V vocabulary.
 """
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+LOGITS, TOKENS = "logits.npy", "tokens.json"
+"""What a folder holds of a reference: float32 [positions, vocabulary], and the windows of token ids."""
 ROWS = 64
 """Positions whose distributions exist in float64 at the same time: 64 rows of 49 152 are 24 MiB each."""
 
@@ -77,6 +82,17 @@ def _log_softmax(logits_PV: NDArray[np.float32]) -> NDArray[np.float64]:
     shifted -= shifted.max(axis=1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return shifted
+
+
+def compare(folder: Path, others: Iterator[NDArray[np.float32]]) -> Quality:
+    """The reference's logits in `folder` with another's, window by window. At least one window."""
+    reference = np.load(folder / LOGITS, mmap_mode="r")
+    comparison, start = Comparison(), 0
+    for window, other in zip(json.loads((folder / TOKENS).read_text()), others, strict=True):
+        rows = slice(start, start + len(window) - 1)
+        comparison.add(reference[rows], other, np.asarray(window[1:], dtype=np.int32))
+        start = rows.stop
+    return comparison.result()
 
 
 def lines(quality: Quality) -> list[str]:

@@ -26,14 +26,11 @@ from server.config import add_arguments as add_options
 from server.config import resolve
 from server.models import resolve_model
 from server.options import OptionError
-from server.quality import Comparison, Quality, lines
+from server.quality import LOGITS, TOKENS, compare, lines
 
 TEXT = Path(__file__).with_name("quality_text.txt")
 """Prose, dialogue, tables and code, written for this purpose: 2057 tokens of SmolLM2."""
-LOGITS, TOKENS = "logits.npy", "tokens.json"
-"""What --dump writes: float32 [positions, vocabulary], and the windows of token ids."""
 EXIT_WORSE = 1
-BLOCK_SIZE = 16
 
 Window = list[int]
 Told = Callable[[str, float], None]
@@ -54,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare and print; EXIT_WORSE where a limit that was given is exceeded. Raises OptionError."""
+    """Compare and print; EXIT_WORSE where a limit that was given is exceeded. Raises OptionError, ModelNotFound,
+    EmbeddedModelMissing, and CheckpointError for a model that cannot be read."""
     config = resolve(arguments, os.environ)
     model = resolve_model(config.model).path
     against = model if arguments.against is None else resolve_model(arguments.against).path
@@ -73,17 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
 def in_float32(runtime: RuntimeConfig) -> RuntimeConfig:
     """The same without anything that rounds: weights as the file has them, everything else in float32."""
     return replace(runtime, quantization="none", activation_dtype="float32", kv_cache_dtype="float32")
-
-
-def compare(folder: Path, others: Iterator[NDArray[np.float32]]) -> Quality:
-    """The reference's logits in `folder` with another's, window by window. At least one window."""
-    reference = np.load(folder / LOGITS, mmap_mode="r")
-    comparison, start = Comparison(), 0
-    for window, other in zip(json.loads((folder / TOKENS).read_text()), others, strict=True):
-        rows = slice(start, start + len(window) - 1)
-        comparison.add(reference[rows], other, np.asarray(window[1:], dtype=np.int32))
-        start = rows.stop
-    return comparison.result()
 
 
 def _windows(model: Path, text: Path, length: int) -> list[Window]:
@@ -105,26 +92,31 @@ def _windows(model: Path, text: Path, length: int) -> list[Window]:
 def _logits(
     model: Path, runtime: RuntimeConfig, windows: Sequence[Window], name: str, told: Told
 ) -> Iterator[NDArray[np.float32]]:
-    """For each window [positions, V], of all its tokens but the last."""
+    """For each window [positions, V], of all its tokens but the last. Raises OptionError where the options ask for more
+    than the machine or the model has, and CheckpointError."""
     from model_runtime.executor import load_runner
+    from model_runtime.memory import PlanError
 
     longest = max(map(len, windows))
-    runtime = replace(runtime, max_model_len=longest, num_kv_blocks=-(-longest // BLOCK_SIZE))
-    scheduler = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=longest, block_size=BLOCK_SIZE)
-    runner, _ = load_runner(model, runtime, scheduler, lambda stage, done: told(f"{name}: {stage}", done))
+    scheduler = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=longest)
+    runtime = replace(runtime, max_model_len=longest, num_kv_blocks=-(-longest // scheduler.block_size))
+    try:
+        runner, info = load_runner(model, runtime, scheduler, lambda stage, done: told(f"{name}: {stage}", done))
+    except PlanError as error:
+        raise OptionError(str(error)) from None
     for index, window in enumerate(windows):
         told(f"{name}: computing", index / len(windows))
-        yield runner.all_logits(_plan(window)).numpy()[:-1]
+        yield runner.all_logits(_plan(window, info.block_size)).cpu().numpy()[:-1]
 
 
-def _plan(window: Window) -> StepPlan:
+def _plan(window: Window, block_size: int) -> StepPlan:
     """One sequence, computed in one step."""
     return StepPlan(
         step_id=1,
         token_ids=ints(window),
         query_lens=ints([len(window)]),
         kv_lens=ints([len(window)]),
-        block_tables=ints(list(range(-(-len(window) // BLOCK_SIZE)))),
+        block_tables=ints(list(range(-(-len(window) // block_size)))),
         sample=SampleRows(),
         score=ScoreRows(),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
-from server.quality import Comparison, lines
+from server.quality import TOKENS, compare, lines
 
 
 class Model:
@@ -46,15 +46,9 @@ class Model:
 def main() -> None:
     """Compare window by window."""
     folder, threads = Path(sys.argv[1]), int(sys.argv[3]) if len(sys.argv) > 3 else 2
-    windows = json.loads((folder / "tokens.json").read_text())
-    reference = np.load(folder / "logits.npy", mmap_mode="r")
+    windows = json.loads((folder / TOKENS).read_text())
     model = Model(sys.argv[2], max(map(len, windows)), threads)
-    comparison, start = Comparison(), 0
-    for window in windows:
-        logits = model.logits(window)
-        comparison.add(reference[start : start + len(logits)], logits, np.asarray(window[1:], dtype=np.int32))
-        start += len(logits)
-    print("\n".join(lines(comparison.result())))
+    print("\n".join(lines(compare(folder, map(model.logits, windows)))))
 
 
 if __name__ == "__main__":

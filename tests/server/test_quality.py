@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model_runtime import executor
 from server import quality_command
 from server.cli import main
-from server.quality import Comparison
+from server.quality import LOGITS, TOKENS, Comparison, compare
 from tests.checkpoints import make_checkpoint
 
 
@@ -80,21 +81,32 @@ def test_limits_decide_the_exit_code(folder: Path, text: Path, capsys: pytest.Ca
 
 def test_dump_can_be_compared_with_any_logits(folder: Path, text: Path, tmp_path: Path) -> None:
     assert run(folder, text, "--dump", str(tmp_path / "kept")) == 0
-    logits = np.load(tmp_path / "kept" / quality_command.LOGITS)
-    windows = json.loads((tmp_path / "kept" / quality_command.TOKENS).read_text())
+    logits = np.load(tmp_path / "kept" / LOGITS)
+    windows = json.loads((tmp_path / "kept" / TOKENS).read_text())
     assert [len(window) for window in windows] == [50, 50, 50]
     others = (logits[start : start + 49] * 2 for start in (0, 49, 98))
-    assert quality_command.compare(tmp_path / "kept", others).mean_kl > 0
+    assert compare(tmp_path / "kept", others).mean_kl > 0
+
+
+def test_blocks_are_as_long_as_the_device_has_them(
+    folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(executor, "block_size", lambda device, configured: 256)
+    assert run(folder, text, "--max-kl", "0") == 0
+    assert "of 147 positions" in capsys.readouterr().out
 
 
 def test_what_cannot_be_read_is_said(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "short.txt").write_text("a")
+    (tmp_path / "config.json").write_text("{}")
     for flags, message in (
-        (["--text", str(tmp_path / "none.txt")], "cannot read"),
-        (["--text", str(tmp_path / "short.txt")], "too short to predict anything"),
-        (["--window", "1"], "--window must be at least 2"),
+        ([str(tmp_path)], "has no tokenizer.json"),
+        ([str(folder), "--window", "4000"], "positions of the model"),
+        ([str(folder), "--text", str(tmp_path / "none.txt")], "cannot read"),
+        ([str(folder), "--text", str(tmp_path / "short.txt")], "too short to predict anything"),
+        ([str(folder), "--window", "1"], "--window must be at least 2"),
     ):
         with pytest.raises(SystemExit) as end:
-            main(["quality", str(folder), *flags])
+            main(["quality", *flags])
         assert end.value.code == 2
         assert message in capsys.readouterr().err
