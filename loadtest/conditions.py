@@ -1,4 +1,5 @@
-"""Under what conditions figures were measured; written beside them. Used by `loadtest/command.py`."""
+"""Under what conditions figures were measured; written beside them. Used by `loadtest/command.py` and
+docs/benchmarks/compare.py."""
 
 import dataclasses
 import datetime
@@ -18,19 +19,33 @@ def conditions(settings: Settings) -> dict[str, Any]:
     """JSON values: when, where, with what. The key of the server is left out."""
     asked = dataclasses.asdict(settings)
     del asked["api_key"]
+    return surroundings() | {
+        "command": _without_key(sys.argv),
+        "load_average_before": psutil.getloadavg(),
+        "settings": asked,
+    }
+
+
+def surroundings() -> dict[str, Any]:
+    """Those of any measurement."""
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": _without_key(sys.argv),
         "git_revision": git_revision(),
         "firstlight": importlib.metadata.version("firstlight"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": _processor(),
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
-        "load_average_before": psutil.getloadavg(),
-        "settings": asked,
     }
+
+
+def _processor() -> str:
+    """What the system calls it; on Linux for x86 that is its model."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def git_revision() -> str | None:

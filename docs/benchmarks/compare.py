@@ -7,29 +7,30 @@ out, and the tables say so. MODELS is a folder with one model as `q8_0.gguf`, `q
 `float32` and `bfloat16` (docs/benchmarks.md says how they are made).
 
 In each round every engine runs once, in a process of its own: A B C ..., A B C ...; the figures are medians over the
-rounds. `--from runs.json` prints the tables of an earlier run.
+rounds. FILE is written after each of these runs, so that what was measured outlives a round that is cut off;
+`--from runs.json` prints its tables. An engine that fails is named with its reason, and the others go on.
 """
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from loadtest.conditions import surroundings
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 BUSY_PERCENT = 10
 """Share of the processors that other programs may take before a run is called disturbed."""
 RUN_SECONDS = 1800
+PEERS = ("llamacpp", "vllm", "transformers")
 LAYER_FLOP = 2 * 30 * (960 * 576 + 576 * 576 + 3 * 1536 * 576)
 """Of one prompt token of SmolLM2-135M in the matrices of its 30 layers; the output matrix is for last tokens only."""
 
@@ -42,7 +43,7 @@ class Subject:
 
     name: str
     engine: str
-    """firstlight, or the option that names the peer's Python."""
+    """firstlight or one of PEERS, whose option names its Python."""
     model: str
     """File or folder in MODELS."""
     options: tuple[str, ...] = ()
@@ -93,7 +94,9 @@ class Results:
 
     conditions: Row
     rows: list[Row] = field(default_factory=list)
-    """JSON lines of the engines with `subject` and `round` added."""
+    """JSON lines of the engines with `subject`, `round` and `busy_percent` added."""
+    failures: list[Row] = field(default_factory=list)
+    """`subject`, `round` and `reason` of runs that failed. What they printed before is in `rows`."""
 
     def median(self, subject: str, key: str, sequences: int | None = None) -> float | None:
         """Over the rounds; None where the subject did not run."""
@@ -103,6 +106,12 @@ class Results:
             if row["subject"] == subject and (sequences is None or row["sequences"] == sequences)
         ]
         return statistics.median(values) if values else None
+
+    def write(self, path: Path) -> None:
+        """In one go: the file is never a part of one."""
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(json.dumps(asdict(self), indent=1))
+        part.replace(path)
 
 
 # Running
@@ -120,13 +129,22 @@ def _command(subject: Subject, arguments: argparse.Namespace) -> list[str]:
     return [vars(arguments)[subject.engine], script, model, *sizes, *subject.options, threads]
 
 
-def _run(command: Sequence[str]) -> list[Row]:
-    """The JSON lines that a command prints; none where it failed, which is said."""
+def _run(command: Sequence[str]) -> tuple[list[Row], str]:
+    """The JSON lines that a command prints, and why it failed: "" where it did not."""
     print(" ".join(command), file=sys.stderr, flush=True)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=RUN_SECONDS)
-    if done.returncode:
-        print(f"failed with {done.returncode}: {done.stderr[-2000:]}", file=sys.stderr, flush=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    reason = ""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=RUN_SECONDS)
+        output = done.stdout
+        if done.returncode:
+            errors = done.stderr.decode(errors="replace").strip()
+            print(errors[-2000:], file=sys.stderr, flush=True)
+            reason = f"status {done.returncode}: {errors.splitlines()[-1] if errors else 'no message'}"
+    except subprocess.TimeoutExpired as late:
+        output, reason = late.stdout or b"", f"not done after {RUN_SECONDS} s"
+    if reason:
+        print(f"failed: {reason}", file=sys.stderr, flush=True)
+    return [json.loads(line) for line in output.decode().splitlines() if line.startswith("{")], reason
 
 
 def _busy_percent() -> float:
@@ -139,50 +157,32 @@ def _busy_percent() -> float:
 
 def measure(arguments: argparse.Namespace) -> Results:
     """All rounds."""
-    results = Results(_conditions(arguments))
-    absent = {subject.engine for subject in SUBJECTS if vars(arguments).get(subject.engine, "") is None}
-    results.conditions["left_out"] = sorted(absent)
-    limits = [sys.executable, str(HERE / "machine_limits.py"), str(arguments.threads)]
+    asked = {name: vars(arguments)[name] for name in ("threads", "prompt", "decode", "sequences", "rounds")}
+    results = Results(surroundings() | asked | {"left_out": _left_out(arguments)})
     for number in range(arguments.rounds):
-        jobs = [("machine", limits)]
-        jobs += [(subject.name, _command(subject, arguments)) for subject in _chosen(arguments, absent)]
-        for name, command in jobs:
-            added = {"subject": name, "round": number, "busy_percent": _busy_percent()}
-            results.rows += [added | row for row in _run(command)]
+        for name, command in _jobs(arguments):
+            run, busy = {"subject": name, "round": number}, {"busy_percent": _busy_percent()}
+            rows, reason = _run(command)
+            results.rows += [run | busy | row for row in rows]
+            if reason:
+                results.failures.append(run | {"reason": reason})
+            if arguments.output is not None:
+                results.write(arguments.output)
     return results
 
 
-def _chosen(arguments: argparse.Namespace, absent: set[str]) -> list[Subject]:
-    wanted = arguments.only
-    return [
-        subject
-        for subject in SUBJECTS
-        if subject.engine not in absent and (not wanted or any(word in subject.name for word in wanted))
-    ]
+def _left_out(arguments: argparse.Namespace) -> list[str]:
+    return [peer for peer in PEERS if vars(arguments)[peer] is None]
 
 
-def _conditions(arguments: argparse.Namespace) -> Row:
-    processor = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    return {
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "git_revision": revision,
-        "processor": processor[0] if processor else platform.processor(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "threads": arguments.threads,
-        "prompt": arguments.prompt,
-        "decode": arguments.decode,
-        "sequences": arguments.sequences,
-        "rounds": arguments.rounds,
-    }
-
-
-def _lines(path: str) -> list[str]:
-    file = Path(path)
-    return file.read_text().splitlines() if file.exists() else []
+def _jobs(arguments: argparse.Namespace) -> list[tuple[str, list[str]]]:
+    """Name and command of each run of a round."""
+    jobs = [("machine", [sys.executable, str(HERE / "machine_limits.py"), str(arguments.threads)])]
+    for subject in SUBJECTS:
+        wanted = not arguments.only or any(word in subject.name for word in arguments.only)
+        if wanted and subject.engine not in _left_out(arguments):
+            jobs.append((subject.name, _command(subject, arguments)))
+    return jobs
 
 
 # Tables
@@ -198,7 +198,8 @@ def _number(value: float | None) -> str:
 
 
 def rates_table(results: Results) -> str:
-    """Tokens a second of every subject that ran."""
+    """Tokens a second of every subject that ran, and where it failed."""
+    failed = {failure["subject"] for failure in results.failures}
     counts = results.conditions["sequences"]
     header = ["", *(f"prefill, {count}" for count in counts), *(f"decode, {count}" for count in counts)]
     rows = []
@@ -206,8 +207,9 @@ def rates_table(results: Results) -> str:
         rates = [
             results.median(subject.name, key, count) for key in ("prefill_tok_s", "decode_tok_s") for count in counts
         ]
-        if any(rates):
-            rows.append([subject.name, *map(_number, rates)])
+        missing = "failed" if subject.name in failed else ""
+        if any(rates) or missing:
+            rows.append([subject.name, *(missing if rate is None else _number(rate) for rate in rates)])
     return _table(header, rows)
 
 
@@ -255,7 +257,9 @@ def report(results: Results) -> str:
     versions = {row["engine"]: row["version"] for row in results.rows if "version" in row}
     features = {row["features"] for row in results.rows if "features" in row}
     busy = max((row["busy_percent"] for row in results.rows), default=0.0)
-    facts = {**results.conditions, "versions": versions, "llama.cpp": sorted(features), "others_busy_percent": busy}
+    failures = [f"{failure['subject']}, round {failure['round']}: {failure['reason']}" for failure in results.failures]
+    found = {"versions": versions, "llama.cpp": sorted(features), "others_busy_percent": busy, "failures": failures}
+    facts = results.conditions | found
     conditions = "\n".join(f"* {key}: {value}" for key, value in facts.items())
     tables = (rates_table(results), ratios_table(results), limits_table(results), conditions)
     return "\n\n".join(tables)
@@ -264,7 +268,7 @@ def report(results: Results) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(sys.modules[__name__].__doc__ or "").splitlines()[0])
     parser.add_argument("models", type=Path, nargs="?", help="folder with the model in all its forms")
-    for peer in ("llamacpp", "vllm", "transformers"):
+    for peer in PEERS:
         parser.add_argument(f"--{peer}", metavar="PYTHON", help=f"Python that has {peer} (default: left out)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -272,22 +276,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--decode", type=int, default=64, help="tokens")
     parser.add_argument("--sequences", type=lambda text: [int(n) for n in text.split(",")], default=[1, 4, 16, 64])
     parser.add_argument("--only", action="append", metavar="WORD", help="subjects whose name has this; may repeat")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write all rows as JSON")
-    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="print the tables of that file")
+    file = parser.add_mutually_exclusive_group()
+    file.add_argument("--output", type=Path, metavar="FILE", help="write all rows as JSON, after each engine's run")
+    file.add_argument("--from", dest="source", type=Path, metavar="FILE", help="print the tables of that file")
     return parser
 
 
 def main() -> None:
     """Measure, or read what was measured; print the report."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
     if arguments.source is not None:
         results = Results(**json.loads(arguments.source.read_text()))
     elif arguments.models is None:
-        _parser().error("name the folder of the models")
+        parser.error("name the folder of the models")
     else:
         results = measure(arguments)
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps({"conditions": results.conditions, "rows": results.rows}, indent=1))
     print(report(results))
 
 
