@@ -5,12 +5,11 @@
 llama.cpp for this processor; `llama_print_system_info` in each line says for what.
 """
 
-import json
-import sys
 import time
 
 import llama_cpp
 import numpy as np
+from peer_rates import asked_for
 
 BATCH, MICRO_BATCH = 2048, 512
 
@@ -62,8 +61,8 @@ class Engine:
         llama_cpp.llama_free(self.context)
 
 
-def rates(model: object, sequences: int, prompt: int, decode: int, threads: int) -> dict[str, float]:
-    """Measured once, after a warm-up of one prompt."""
+def seconds(model: object, sequences: int, prompt: int, decode: int, threads: int) -> tuple[float, float]:
+    """Of the prefill and of all decode steps, measured once, after a warm-up of one prompt."""
     engine, draw = Engine(model, sequences, prompt + decode + 8, threads), np.random.default_rng(0)
     engine.prefill(draw.integers(100, 40_000, (1, prompt)))
     engine.forget()
@@ -75,24 +74,21 @@ def rates(model: object, sequences: int, prompt: int, decode: int, threads: int)
             engine.put(tokens[step][sequence], prompt + step, sequence, True)
         engine.flush()
     llama_cpp.llama_synchronize(engine.context)
-    seconds = time.perf_counter() - start
+    steps = time.perf_counter() - start
     engine.close()
-    return {
-        "prefill_tok_s": round(sequences * prompt / prefill, 1),
-        "decode_tok_s": round(sequences * decode / seconds, 1),
-    }
+    return prefill, steps
 
 
 def main() -> None:
     """Measure each number of sequences."""
-    file, prompt, decode, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5])
+    load = asked_for()
     llama_cpp.llama_backend_init()
-    model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
+    model = llama_cpp.llama_model_load_from_file(load.model.encode(), llama_cpp.llama_model_default_params())
     features = llama_cpp.llama_print_system_info().decode().strip(" |\n")
     facts = {"engine": "llama.cpp", "version": llama_cpp.__version__, "features": features}
-    for sequences in map(int, sys.argv[4].split(",")):
-        row = facts | {"sequences": sequences} | rates(model, sequences, prompt, decode, threads)
-        print(json.dumps(row), flush=True)
+    for sequences in load.counts:
+        prefill, steps = seconds(model, sequences, load.prompt, load.decode, load.threads)
+        load.answer(facts, sequences, prefill, load.decode, steps)
 
 
 if __name__ == "__main__":

@@ -4,23 +4,22 @@
 generated, of which all but the first count as decode. Needs torch and transformers.
 """
 
-import json
-import sys
 import time
 
 import torch
 import transformers
+from peer_rates import asked_for
 
 
 def main() -> None:
     """Measure each number of sequences once, after a warm-up."""
-    folder, prompt, decode, dtype = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[5]
-    counts = [int(count) for count in sys.argv[4].split(",")]
-    torch.set_num_threads(int(sys.argv[6]))
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    load = asked_for()
+    facts = {"engine": "transformers", "version": transformers.__version__}
+    torch.set_num_threads(load.threads)
+    model = transformers.AutoModelForCausalLM.from_pretrained(load.model, dtype=getattr(torch, load.dtype)).eval()
 
     def seconds(sequences: int, tokens: int) -> float:
-        ids = torch.randint(100, 40_000, (sequences, prompt))
+        ids = torch.randint(100, 40_000, (sequences, load.prompt))
         mask = torch.ones_like(ids)
         start = time.perf_counter()
         model.generate(
@@ -30,17 +29,9 @@ def main() -> None:
 
     with torch.inference_mode():
         seconds(1, 2)
-        for sequences in counts:
+        for sequences in load.counts:
             prefill = seconds(sequences, 1)
-            rest = seconds(sequences, decode) - prefill
-            row = {
-                "engine": "transformers",
-                "version": transformers.__version__,
-                "sequences": sequences,
-                "prefill_tok_s": round(sequences * prompt / prefill, 1),
-                "decode_tok_s": round(sequences * (decode - 1) / rest, 1),
-            }
-            print(json.dumps(row), flush=True)
+            load.answer(facts, sequences, prefill, load.decode - 1, seconds(sequences, load.decode) - prefill)
 
 
 if __name__ == "__main__":
