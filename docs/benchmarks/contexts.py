@@ -9,6 +9,7 @@ reading memory. Needs matplotlib (the extra `loadtest`).
 """
 
 import json
+import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,7 @@ def fit(rows: list[Row], bytes_per_second: float) -> Line:
     """Least squares through the steps of one number of sequences."""
     sequences = rows[0]["sequences"]
     keys, times = [sequences * row["context"] for row in rows], [row["step_ms"] for row in rows]
-    mean_keys, mean_time = sum(keys) / len(keys), sum(times) / len(times)
-    covariance = sum((k - mean_keys) * (t - mean_time) for k, t in zip(keys, times, strict=True))
-    slope = covariance / sum((k - mean_keys) ** 2 for k in keys)
-    start = mean_time - slope * mean_keys
+    slope, start = statistics.linear_regression(keys, times)
     return Line(
         sequences=sequences,
         start_ms=start,

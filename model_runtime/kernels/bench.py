@@ -25,10 +25,10 @@ HEADS = HeadShape(num_heads=9, num_kv_heads=3, head_dim=64)
 BLOCK_SIZE = 16
 
 
-def best_seconds(call: Callable[[], object]) -> float:
-    """Shortest of repeated calls within the time given to a case, after one to warm up."""
+def best_seconds(call: Callable[[], object], seconds: float = SECONDS_PER_CASE) -> float:
+    """Shortest of repeated calls within the time given, after one to warm up."""
     call()
-    best, deadline = float("inf"), time.perf_counter() + SECONDS_PER_CASE
+    best, deadline = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < deadline:
         start = time.perf_counter()
         call()
@@ -36,10 +36,10 @@ def best_seconds(call: Callable[[], object]) -> float:
     return best
 
 
-def read_bandwidth() -> float:
-    """Bytes per second of summing 256 MB."""
+def read_bandwidth(seconds: float = SECONDS_PER_CASE) -> float:
+    """Bytes per second of summing 256 MiB."""
     numbers = torch.ones(1 << 26)
-    return numbers.numel() * 4 / best_seconds(numbers.sum)
+    return numbers.numel() * 4 / best_seconds(numbers.sum, seconds)
 
 
 def pack(ops: Ops, weight: Tensor, stored: torch.dtype | QuantizedFormat) -> PackedWeight:

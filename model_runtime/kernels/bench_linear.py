@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from model_runtime.kernels.bench import best_seconds, read_bandwidth
+from model_runtime.kernels.bench import SECONDS_PER_CASE, best_seconds, read_bandwidth
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import Ops, PackedWeight
 
@@ -25,10 +25,10 @@ ROWS_OF_HEAD = 64
 STORAGE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def gemm_rate() -> float:
+def gemm_rate(seconds: float = SECONDS_PER_CASE) -> float:
     """Operations a second of torch's product of [1024, 2048] and [2048, 2048]."""
     a, b = torch.randn(1024, 2048), torch.randn(2048, 2048)
-    return 2 * 1024 * 2048**2 / best_seconds(lambda: a @ b)
+    return 2 * 1024 * 2048**2 / best_seconds(lambda: a @ b, seconds)
 
 
 def run(ops: Ops, weights: list[PackedWeight], x: Mapping[int, Tensor]) -> None:
