@@ -86,22 +86,21 @@ def _visible_ends(plan: StepPlan, positions: Int32, ends: Int32) -> Int32:
     return visible
 
 
-def _rope_positions(plan: StepPlan, device: torch.device) -> Tensor | None:
+def _rope_positions(plan: StepPlan) -> Tensor | None:
     if not plan.rope_positions:
         return None
     assert len(plan.rope_positions) == 3 * len(plan.token_ids), "rope_positions must be three a token"
-    return torch.frombuffer(plan.rope_positions, dtype=torch.int32).view(-1, 3).to(device)
+    return torch.frombuffer(plan.rope_positions, dtype=torch.int32).view(-1, 3)
 
 
 def make_batch(
     plan: StepPlan,
     block_size: int,
-    device: torch.device,
     images: tuple[ImageRows, ...] = (),
     bidirectional: bool = False,
 ) -> Batch:
-    """Derive positions and slots from a plan; `images` are the embeddings of its spans, `bidirectional` says that
-    attention within an image goes both ways. Raises AssertionError where the plan contradicts itself."""
+    """Derive positions and slots from a plan, in host memory; `images` are the embeddings of its spans, `bidirectional`
+    says that attention within an image goes both ways. Raises AssertionError where the plan contradicts itself."""
     query_lens = np.frombuffer(plan.query_lens, dtype=np.int32)
     kv_lens = np.frombuffer(plan.kv_lens, dtype=np.int32)
     tables = np.frombuffer(plan.block_tables, dtype=np.int32)
@@ -114,18 +113,18 @@ def make_batch(
     slots += positions % block_size
     positions = positions.astype(np.int32, copy=False)
     visible = _visible_ends(plan, positions, kv_lens[row_of_T]) if bidirectional and plan.images.rows else None
-    positions_T = torch.from_numpy(positions).to(device)
+    positions_T = torch.from_numpy(positions)
     return Batch(
-        token_ids_T=torch.frombuffer(plan.token_ids, dtype=torch.int32).to(device),
+        token_ids_T=torch.frombuffer(plan.token_ids, dtype=torch.int32),
         positions_T=positions_T,
-        slots_T=torch.from_numpy(slots).to(device),
-        query_starts_S1=torch.from_numpy(query_starts).to(device),
-        kv_lens_S=torch.from_numpy(kv_lens.copy()).to(device),
-        block_tables=torch.from_numpy(tables.copy()).to(device),
-        table_starts_S1=torch.from_numpy(table_starts).to(device),
+        slots_T=torch.from_numpy(slots),
+        query_starts_S1=torch.from_numpy(query_starts),
+        kv_lens_S=torch.from_numpy(kv_lens.copy()),
+        block_tables=torch.from_numpy(tables.copy()),
+        table_starts_S1=torch.from_numpy(table_starts),
         block_size=block_size,
         rope_rows_T=positions_T,
-        rope_positions_T3=_rope_positions(plan, device),
-        visible_ends_T=None if visible is None else torch.from_numpy(visible).to(device),
+        rope_positions_T3=_rope_positions(plan),
+        visible_ends_T=None if visible is None else torch.from_numpy(visible),
         images=images,
     )

@@ -102,7 +102,7 @@ def _runner(
     vision = model.vision
     images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device)
     served = decoder if on_cpu else on_device(decoder, kv, device, info, max_num_seqs)
-    return Runner(served, kv, info.block_size, torch.device("cpu"), ops, images, config.bidirectional_images)
+    return Runner(served, kv, info.block_size, ops, images, config.bidirectional_images)
 
 
 def _weight_cache(runtime: RuntimeConfig, ops: Ops) -> WeightCache | None:

@@ -130,7 +130,7 @@ class DecodeGraphs:
             sample=SampleRows(),
             score=ScoreRows(),
         )
-        ready = self._padded(make_batch(plan, self._block_size, torch.device("cpu")), size)
+        ready = self._padded(make_batch(plan, self._block_size), size)
         buffer = pack(ready, pinned=False).to(device)
         batch = unpack(buffer, ready)
         replay, hidden_SC = capture(lambda: decoder.forward(batch, kv))

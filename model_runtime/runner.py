@@ -44,14 +44,13 @@ class Runner:
         model: LanguageModel,
         kv: list[KVLayer],
         block_size: int,
-        device: torch.device,
         ops: Ops,
         images: ImageStore | None = None,
         bidirectional_images: bool = False,
     ) -> None:
         """`images` is None for a model that takes none; `bidirectional_images` says that its images attend to
         themselves in both directions."""
-        self._model, self._kv, self._block_size, self._device, self._ops = model, kv, block_size, device, ops
+        self._model, self._kv, self._block_size, self._ops = model, kv, block_size, ops
         self._images, self._bidirectional_images = images, bidirectional_images
 
     @torch.inference_mode()
@@ -59,7 +58,7 @@ class Runner:
         """Compute a step. Raises AssertionError where the plan contradicts itself; never because of what the model
         computes: rows that are not finite come back as FAILED_TOKEN, images that are not in `failed_slots`."""
         images, failed_slots = self._image_rows(plan)
-        batch = make_batch(plan, self._block_size, self._device, images, self._bidirectional_images)
+        batch = make_batch(plan, self._block_size, images, self._bidirectional_images)
         hidden_TC = self._model.forward(batch, self._kv)
         token_ids, sampled = self._sample(hidden_TC, plan.sample)
         scored = self._score(hidden_TC, plan.score)
@@ -71,7 +70,7 @@ class Runner:
     def all_logits(self, plan: StepPlan) -> Tensor:
         """[T, V] float32: logits of every token of a step of text, as `run` computes them; for `firstlight quality`,
         which compares whole distributions."""
-        return self._model.logits(self._model.forward(make_batch(plan, self._block_size, self._device), self._kv))
+        return self._model.logits(self._model.forward(make_batch(plan, self._block_size), self._kv))
 
     def _image_rows(self, plan: StepPlan) -> "tuple[tuple[ImageRows, ...], array[int]]":
         if self._images is not None:

@@ -91,8 +91,8 @@ def bench_step(ops: Ops, count: int) -> None:
         sample=sample_rows(count, 0.0, 0, 1.0, NO_LOGPROBS),
         score=ScoreRows(),
     )
-    runner = Runner(NoModel(count), [], BLOCK_SIZE, CPU, ops)
-    batch, step = best_seconds(lambda: make_batch(plan, BLOCK_SIZE, CPU)), best_seconds(lambda: runner.run(plan))
+    runner = Runner(NoModel(count), [], BLOCK_SIZE, ops)
+    batch, step = best_seconds(lambda: make_batch(plan, BLOCK_SIZE)), best_seconds(lambda: runner.run(plan))
     print(f"{count:3} sequences: make_batch {batch * 1e6:5.0f} us, a greedy step without a model {step * 1e6:6.0f} us")
 
 

@@ -48,7 +48,7 @@ class Session:
             device=device,
         )
         fill_with_nan(kv)
-        self.runner = Runner(model.decoder, kv, config.block_size, device, load_ops(device, "auto"))
+        self.runner = Runner(model.decoder, kv, config.block_size, load_ops(device, "auto"))
         self.scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=architecture.max_position)
         self.largest_chunk = 0
         """Most tokens that a sequence was given in a step."""

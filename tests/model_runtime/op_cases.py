@@ -66,7 +66,7 @@ def batch_with_blocks(
         score=ScoreRows(),
         images=image_spans(query_lens, kv_lens, spans),
     )
-    return make_batch(plan, block_size, CPU, bidirectional=True)
+    return make_batch(plan, block_size, bidirectional=True)
 
 
 def image_spans(query_lens: list[int], kv_lens: list[int], spans: Sequence[Span]) -> ImageSpans:

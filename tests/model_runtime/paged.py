@@ -59,6 +59,6 @@ class PagedRun:
     def step(self, chunks: dict[int, list[int]]) -> dict[int, Tensor]:
         """Logits [tokens, V] float32 by sequence."""
         with torch.inference_mode():
-            batch = make_batch(self.plan(chunks), self.block_size, DEVICE)
+            batch = make_batch(self.plan(chunks), self.block_size)
             logits = self.decoder.logits(self.decoder.forward(batch, self.kv))
         return dict(zip(chunks, logits.split([len(tokens) for tokens in chunks.values()]), strict=True))

@@ -203,7 +203,7 @@ def step_with_image(
     plan = run.plan({0: tokens[rows]})
     if positions_3L is not None:
         plan = replace(plan, rope_positions=ints(positions_3L[:, rows].T.flatten().tolist()))
-    batch = make_batch(plan, run.block_size, DEVICE, images=(cut,) if first < last else ())
+    batch = make_batch(plan, run.block_size, images=(cut,) if first < last else ())
     with torch.inference_mode():
         return run.decoder.logits(run.decoder.forward(batch, run.kv))
 
@@ -242,7 +242,7 @@ def test_equal_rope_positions_give_the_same_bits(tmp_path: Path) -> None:
     static, own = PagedRun(decoder), PagedRun(decoder)
     plan = replace(own.plan({0: tokens}), rope_positions=ints([p for p in range(31) for _ in range(3)]))
     with torch.inference_mode():
-        logits = decoder.logits(decoder.forward(make_batch(plan, own.block_size, DEVICE), own.kv))
+        logits = decoder.logits(decoder.forward(make_batch(plan, own.block_size), own.kv))
     assert torch.equal(logits, static.step({0: tokens})[0])
 
 
@@ -252,4 +252,4 @@ def test_a_model_without_m_rope_takes_no_rope_positions(tmp_path: Path) -> None:
     run = PagedRun(decoder)
     plan = replace(run.plan({0: [3, 4]}), rope_positions=ints([0, 0, 0, 1, 1, 1]))
     with pytest.raises(AssertionError, match="turns by the position alone"):
-        decoder.forward(make_batch(plan, run.block_size, DEVICE), run.kv)
+        decoder.forward(make_batch(plan, run.block_size), run.kv)

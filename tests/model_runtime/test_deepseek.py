@@ -264,7 +264,7 @@ def test_activations_are_as_planned(tmp_path: Path, overrides: dict[str, object]
     make_model(overrides).save_pretrained(tmp_path)
     decoder = load_model(tmp_path, load_ops(DEVICE, "auto"), DEVICE, lambda fraction: None).decoder
     (prompt,), run = prompts_of((200,)), PagedRun(decoder)
-    batch = make_batch(run.plan({0: prompt}), run.block_size, DEVICE)
+    batch = make_batch(run.plan({0: prompt}), run.block_size)
     with torch.inference_mode():
         peak, _ = measured_bytes(lambda: decoder.forward(batch, run.kv))
     assert peak == pytest.approx(activation_bytes(decoder.config, 200, 0), rel=0.1)

@@ -189,6 +189,6 @@ def test_a_step_neither_waits_for_the_device_nor_mixes_devices(folder: Path, cou
     where = torch.device("meta")
     decoder = decoder_on(folder, where, torch.bfloat16)
     plan = PagedRun(decoder, BLOCK, NUM_BLOCKS).plan({0: [5] * count, 1: [6]})
-    hidden = decoder.forward(upload(make_batch(plan, BLOCK, DEVICE), where), pool(decoder, where))
+    hidden = decoder.forward(upload(make_batch(plan, BLOCK), where), pool(decoder, where))
     assert (hidden.device.type, hidden.dtype, hidden.shape) == ("meta", torch.bfloat16, (count + 1, 64))
     assert decoder.logits(hidden).dtype == torch.float32

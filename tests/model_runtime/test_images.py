@@ -215,7 +215,7 @@ class Recorder:
 def test_the_runner_gives_the_model_its_images(store: ImageStore) -> None:
     model = Recorder()
     jobs = {0: (pixels(1), COUNT), 1: (pixels(2), COUNT + 1)}
-    result = Runner(model, [], 4, CPU, OPS, store).run(plan(jobs, [(2, COUNT, 0, 0)], []))
+    result = Runner(model, [], 4, OPS, store).run(plan(jobs, [(2, COUNT, 0, 0)], []))
     assert list(result.failed_slots) == [1]
     (row,) = model.batches[0].images
     assert (row.start, len(row.embeddings_NC)) == (2, COUNT)
@@ -223,7 +223,7 @@ def test_the_runner_gives_the_model_its_images(store: ImageStore) -> None:
 
 
 def test_a_model_of_text_alone_is_given_no_images() -> None:
-    runner = Runner(Recorder(), [], 4, CPU, OPS)
+    runner = Runner(Recorder(), [], 4, OPS)
     assert list(runner.run(plan({}, [], [])).failed_slots) == []
     for wrong in (plan({0: (pixels(1), COUNT)}, [], []), plan({}, [(0, 1, 0, 0)], []), plan({}, [], [0])):
         with pytest.raises(AssertionError, match="a plan with images, a model without"):
@@ -232,11 +232,11 @@ def test_a_model_of_text_alone_is_given_no_images() -> None:
 
 def test_rope_positions_are_those_of_the_plan() -> None:
     given = plan({}, [], [], tokens=3)
-    batch = make_batch(replace(given, rope_positions=ints([1, 2, 3, 4, 5, 6, 7, 8, 9])), 4, CPU)
+    batch = make_batch(replace(given, rope_positions=ints([1, 2, 3, 4, 5, 6, 7, 8, 9])), 4)
     assert batch.rope_positions_T3 is not None
     assert batch.rope_positions_T3.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     with pytest.raises(AssertionError, match="three a token"):
-        make_batch(replace(given, rope_positions=ints([1, 2, 3])), 4, CPU)
+        make_batch(replace(given, rope_positions=ints([1, 2, 3])), 4)
 
 
 # Memory

@@ -92,7 +92,7 @@ def model() -> Successor:
 
 @pytest.fixture
 def runner(model: Successor) -> Runner:
-    return Runner(model, [], 4, CPU, OPS)
+    return Runner(model, [], 4, OPS)
 
 
 def test_samples_the_rows_of_the_plan_in_order(runner: Runner, model: Successor) -> None:
@@ -144,7 +144,7 @@ def test_scores_in_chunks_as_if_at_once(runner: Runner, model: Successor) -> Non
 
 def test_passes_its_memory_to_the_model() -> None:
     model, kv = Successor(), [KVLayer(torch.zeros(3, 1, 2, 4), torch.zeros(3, 1, 4, 2))]
-    Runner(model, kv, 4, CPU, OPS).run(make_plan([3, 20, 21], greedy([0]), ScoreRows()))
+    Runner(model, kv, 4, OPS).run(make_plan([3, 20, 21], greedy([0]), ScoreRows()))
     assert model.kv is kv
 
 

@@ -152,7 +152,7 @@ def test_images_and_text_meet_on_one_device(case: Case) -> None:
     kv = allocate(
         num_layers=model.config.num_layers, num_blocks=1, block_size=256, dtype=torch.bfloat16, device=device, **heads
     )
-    batch = make_batch(plan, 256, torch.device("cpu"), images=(rows,))
+    batch = make_batch(plan, 256, images=(rows,))
     if model.config.experts is None:  # whose router asks who has tokens
         assert model.decoder.forward(upload(batch, device), kv).device == device
 
