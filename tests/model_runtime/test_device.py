@@ -107,7 +107,7 @@ def answers(folder: Path, engine: Engine) -> dict[int, Outcome]:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
 def test_the_engine_on_a_gpu(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     make_checkpoint(tmp_path, family, {"max_position_embeddings": 1024}, dtype)
-    found = answers(tmp_path, Engine(tmp_path, SCHEDULER, device="cuda", num_kv_blocks=16))
+    found = answers(tmp_path, Engine(tmp_path, SCHEDULER, device="cuda", num_kv_blocks=64))
     expected = answers(tmp_path, Engine(tmp_path, SCHEDULER))
     for seq_id, outcome in expected.items():
         assert len(found[seq_id].token_ids) == 20
