@@ -101,7 +101,7 @@ def _runner(
     )
     vision = model.vision
     images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device)
-    served = decoder if on_cpu else on_device(decoder, kv, device, info, max_num_seqs)
+    served = decoder if on_cpu else on_device(decoder, kv, info.max_model_len, max_num_seqs)
     return Runner(served, kv, info.block_size, ops, images, config.bidirectional_images)
 
 

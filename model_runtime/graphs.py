@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch, make_batch
-from model_runtime.config import RuntimeInfo
 from model_runtime.device_batch import pack, padded, unpack, upload
 from model_runtime.kv_store import KVLayer
 from model_runtime.models.decoder import Decoder
@@ -38,7 +37,7 @@ Capture = Callable[[Step], tuple[Callable[[], None], Tensor]]
 
 
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Numbers of sequences that graphs are captured for: powers of two, and the most there can be."""
+    """Numbers of sequences that graphs are captured for, ascending: powers of two, and the most there can be."""
     powers = [2**exponent for exponent in range(max_num_seqs.bit_length()) if 2**exponent < max_num_seqs]
     return (*powers, max_num_seqs)
 
@@ -82,24 +81,22 @@ class DecodeGraphs:
         self,
         decoder: Decoder,
         kv: list[KVLayer],
-        device: torch.device,
         capture: Capture,
         *,
         max_num_seqs: int,
         max_model_len: int,
-        block_size: int,
     ) -> None:
         """Captures all graphs, the largest first: its memory is enough for the others. `kv` has a block beyond those
         that the scheduler gives out."""
-        self._block_size = block_size
-        self._table_length = -(-max_model_len // block_size)
-        self._spare_block = kv[0].key_NHDB.shape[0] - 1
-        sizes = sorted(graph_sizes(max_num_seqs), reverse=True)
-        self._graphs = {size: self._captured(decoder, kv, device, capture, size) for size in sizes}
+        num_blocks, _, _, self._block_size = kv[0].key_NHDB.shape
+        self._table_length = -(-max_model_len // self._block_size)
+        self._spare_block = num_blocks - 1
+        largest_first = [self._captured(decoder, kv, capture, size) for size in reversed(graph_sizes(max_num_seqs))]
+        self._graphs = largest_first[::-1]
 
     def run(self, batch: Batch) -> Tensor | None:
         """[S, C]: the hidden states of a step, valid until the next one; None where no graph fits the batch."""
-        graph = self._graphs.get(self._size(batch))
+        graph = self._fitting(batch)
         if graph is None:
             return None
         ready = self._padded(batch, graph.batch.num_sequences)
@@ -107,19 +104,17 @@ class DecodeGraphs:
         graph.replay()
         return graph.hidden_SC[: batch.num_sequences]
 
-    def _size(self, batch: Batch) -> int:
-        """Of the smallest graph that holds the batch; 0: there is none."""
+    def _fitting(self, batch: Batch) -> _Graph | None:
+        """The smallest graph that holds the batch."""
         is_plain = batch.rope_positions_T3 is None and batch.visible_ends_T is None and not batch.images
         if not is_plain or batch.num_tokens != batch.num_sequences:
-            return 0
-        return min((size for size in self._graphs if size >= batch.num_sequences), default=0)
+            return None
+        return next((graph for graph in self._graphs if graph.batch.num_sequences >= batch.num_sequences), None)
 
     def _padded(self, batch: Batch, size: int) -> Batch:
         return padded(batch, num_sequences=size, table_length=self._table_length, spare_block=self._spare_block)
 
-    def _captured(
-        self, decoder: Decoder, kv: list[KVLayer], device: torch.device, capture: Capture, size: int
-    ) -> _Graph:
+    def _captured(self, decoder: Decoder, kv: list[KVLayer], capture: Capture, size: int) -> _Graph:
         """A graph of a step in which all sequences are in the spare block."""
         plan = StepPlan(
             step_id=0,
@@ -131,7 +126,7 @@ class DecodeGraphs:
             score=ScoreRows(),
         )
         ready = self._padded(make_batch(plan, self._block_size), size)
-        buffer = pack(ready, pinned=False).to(device)
+        buffer = pack(ready, pinned=False).to(kv[0].key_NHDB.device)
         batch = unpack(buffer, ready)
         replay, hidden_SC = capture(lambda: decoder.forward(batch, kv))
         return _Graph(buffer=buffer, batch=batch, replay=replay, hidden_SC=hidden_SC)
@@ -140,13 +135,13 @@ class DecodeGraphs:
 class DeviceDecoder:
     """A decoder whose batches come from host memory."""
 
-    def __init__(self, decoder: Decoder, device: torch.device, graphs: DecodeGraphs | None) -> None:
-        self._decoder, self._device, self._graphs = decoder, device, graphs
+    def __init__(self, decoder: Decoder, graphs: DecodeGraphs | None) -> None:
+        self._decoder, self._graphs = decoder, graphs
 
     def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
         """[T, C] on the device, valid until the next step."""
         hidden_TC = None if self._graphs is None else self._graphs.run(batch)
-        return self._decoder.forward(upload(batch, self._device), kv) if hidden_TC is None else hidden_TC
+        return self._decoder.forward(upload(batch, kv[0].key_NHDB.device), kv) if hidden_TC is None else hidden_TC
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """[R, V] float32 on the device."""
@@ -159,23 +154,11 @@ def block_size(device: torch.device, configured: int) -> int:
 
 
 @torch.inference_mode()
-def on_device(
-    decoder: Decoder, kv: list[KVLayer], device: torch.device, info: RuntimeInfo, max_num_seqs: int
-) -> DeviceDecoder:
+def on_device(decoder: Decoder, kv: list[KVLayer], max_model_len: int, max_num_seqs: int) -> DeviceDecoder:
     """A decoder whose weights and KV pool are on a GPU, with graphs unless its steps wait for the device: as they do
     where attention falls back to the reference, and in mixtures of experts, which look up who has tokens."""
-    config = decoder.config
-    suits = suits_flash_attention(decoder.dtype, config.head_dim, info.block_size)
-    suits = suits and kv[0].key_NHDB.dtype == decoder.dtype and decoder.ops == select("cuda")
     graphs = None
-    if suits and config.experts is None:
-        graphs = DecodeGraphs(
-            decoder,
-            kv,
-            device,
-            cuda_capture(),
-            max_num_seqs=max_num_seqs,
-            max_model_len=info.max_model_len,
-            block_size=info.block_size,
-        )
-    return DeviceDecoder(decoder, device, graphs)
+    suits = decoder.ops == select("cuda") and suits_flash_attention(decoder.dtype, kv[0])
+    if suits and decoder.config.experts is None:
+        graphs = DecodeGraphs(decoder, kv, cuda_capture(), max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+    return DeviceDecoder(decoder, graphs)

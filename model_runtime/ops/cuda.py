@@ -38,9 +38,10 @@ def flash_attention() -> Callable[..., object]:
     return varlen_attn
 
 
-def suits_flash_attention(dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
-    """Whether flash attention takes heads and a cache like these, wherever no image attends in both directions."""
-    is_half = dtype in (torch.float16, torch.bfloat16)
+def suits_flash_attention(dtype: torch.dtype, kv: KVLayer) -> bool:
+    """Whether flash attention takes queries of a type over a cache, wherever no image attends in both directions."""
+    _, _, head_dim, block_size = kv.key_NHDB.shape
+    is_half = dtype in (torch.float16, torch.bfloat16) and kv.key_NHDB.dtype == dtype
     return is_half and head_dim % 8 == 0 and head_dim <= LARGEST_HEAD and block_size % PAGE == 0
 
 
@@ -66,8 +67,7 @@ def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
 @register("paged_attention", "cuda")
 def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
     """[T, H D]: softmax attention through the block table; by the reference where flash attention cannot."""
-    suits = suits_flash_attention(qkv_TE.dtype, shape.head_dim, batch.block_size) and kv.key_NHDB.dtype == qkv_TE.dtype
-    if not suits or batch.visible_ends_T is not None:
+    if batch.visible_ends_T is not None or not suits_flash_attention(qkv_TE.dtype, kv):
         return paged_attention_reference(qkv_TE, kv, batch, shape, scale, window)
     assert batch.key_starts_S1 is not None, "the batch is not one for a GPU"
     query_THD, _, _ = split_heads(qkv_TE, shape)

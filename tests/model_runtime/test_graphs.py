@@ -17,6 +17,7 @@ from model_runtime.ops import cuda, load_ops
 from model_runtime.ops.registry import select
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime.flash import GPU, stand_in, token_major
+from tests.model_runtime.op_cases import fill_with_nan
 from tests.model_runtime.paged import DEVICE, PagedRun
 
 BLOCK, NUM_BLOCKS, MAX_SEQS, MAX_LEN = 256, 16, 5, 600
@@ -77,9 +78,7 @@ def pool(decoder: Decoder, device: torch.device) -> list[KVLayer]:
         dtype=decoder.dtype,
         device=device,
     )
-    for layer in layers:
-        layer.key_NHDB.fill_(float("nan"))
-        layer.value_NHBD.fill_(float("nan"))
+    fill_with_nan(layers)
     return [token_major(layer, decoder.dtype) for layer in layers] if device.type == "cpu" else layers
 
 
@@ -92,16 +91,8 @@ class DeviceRun(PagedRun):
         graphs = None
         if capture is not None:
             with torch.inference_mode():
-                graphs = DecodeGraphs(
-                    decoder,
-                    self.kv,
-                    device,
-                    capture,
-                    max_num_seqs=MAX_SEQS,
-                    max_model_len=MAX_LEN,
-                    block_size=BLOCK,
-                )
-        self.decoder = DeviceDecoder(decoder, device, graphs)  # type: ignore[assignment]
+                graphs = DecodeGraphs(decoder, self.kv, capture, max_num_seqs=MAX_SEQS, max_model_len=MAX_LEN)
+        self.decoder = DeviceDecoder(decoder, graphs)  # type: ignore[assignment]
 
 
 CHUNKS: tuple[dict[int, list[int]], ...] = (
