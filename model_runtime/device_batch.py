@@ -4,8 +4,8 @@ engine and worker processes.
 Legend: S sequences, P entries of a block table.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ def padded(batch: Batch, *, num_sequences: int, table_length: int, spare_block: 
 def pack(batch: Batch, *, pinned: bool) -> Tensor:
     """All arrays of a batch on CPU in one buffer of bytes. Pinned memory can be copied to a GPU while the CPU goes on;
     torch does not give it out again before that is done."""
-    arrays = _arrays(batch)
+    arrays = _arrays(batch).values()
     buffer = torch.empty(sum(map(_room, arrays)), dtype=torch.uint8, pin_memory=pinned)
     for part, array in zip(_parts(buffer, arrays), arrays, strict=True):
         part.copy_(array)
@@ -55,8 +55,9 @@ def pack(batch: Batch, *, pinned: bool) -> Tensor:
 
 def unpack(buffer: Tensor, like: Batch) -> Batch:
     """The batch whose arrays lie in a buffer that `pack` made of `like`, or in a copy of it."""
-    parts = _parts(buffer, _arrays(like))
-    return _with_arrays(like, lambda array: next(parts))
+    arrays = _arrays(like)
+    parts = dict(zip(arrays, _parts(buffer, arrays.values()), strict=True))
+    return replace(like, **parts)  # type: ignore[arg-type]
 
 
 def upload(batch: Batch, device: torch.device) -> Batch:
@@ -67,37 +68,10 @@ def upload(batch: Batch, device: torch.device) -> Batch:
     return unpack(buffer.to(device, non_blocking=True), ready)
 
 
-def _with_arrays(batch: Batch, changed: Callable[[Tensor], Tensor]) -> Batch:
-    """The batch with every array of its own changed; not those of images, which are on the device already."""
-
-    def changed_if_any(array: Tensor | None) -> Tensor | None:
-        return None if array is None else changed(array)
-
-    return replace(
-        batch,
-        token_ids_T=changed(batch.token_ids_T),
-        positions_T=changed(batch.positions_T),
-        slots_T=changed(batch.slots_T),
-        query_starts_S1=changed(batch.query_starts_S1),
-        kv_lens_S=changed(batch.kv_lens_S),
-        block_tables=changed(batch.block_tables),
-        table_starts_S1=changed(batch.table_starts_S1),
-        rope_rows_T=changed(batch.rope_rows_T),
-        rope_positions_T3=changed_if_any(batch.rope_positions_T3),
-        visible_ends_T=changed_if_any(batch.visible_ends_T),
-        key_starts_S1=changed_if_any(batch.key_starts_S1),
-    )
-
-
-def _arrays(batch: Batch) -> list[Tensor]:
-    arrays: list[Tensor] = []
-
-    def collect(array: Tensor) -> Tensor:
-        arrays.append(array)
-        return array
-
-    _with_arrays(batch, collect)
-    return arrays
+def _arrays(batch: Batch) -> dict[str, Tensor]:
+    """Those that the batch has, by field; not those of its images, which are on the device already."""
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def _room(array: Tensor) -> int:
