@@ -123,7 +123,7 @@ def load_model(
     cache: WeightCache | None = None,
 ) -> LoadedModel:
     """Load a checkpoint. `progress` is told the finished share of the weights, 0 to 1. `length` is given the
-    architecture, the bytes of the weights and the type of activations, and answers how many positions the decoder needs
+    architecture, the bytes of the weights and `LoadedModel.kv_type`, and answers how many positions the decoder needs
     tables for. `precision` is that of the decoder; the image side is always exact. `cache` is a folder for prepared
     weights of the decoder; only for weights in this machine's memory.
 

@@ -1,5 +1,5 @@
-"""Which device computes, how much of its memory may be taken, and the type of activations there. Called by the executor
-while it loads, engine and worker processes.
+"""Which device computes, how much of its memory may be taken, and the type of activations there. Called by executor and
+`checkpoint.py` while a model is loaded, engine and worker processes.
 
 The CUDA path was written without a card and has not run on one yet; what could be tested on a CPU was.
 """
