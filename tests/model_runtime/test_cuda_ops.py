@@ -9,25 +9,16 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.device_batch import upload
 from model_runtime.kv_store import KVLayer, allocate
-from model_runtime.ops import cuda, load_ops
+from model_runtime.ops import load_ops
 from model_runtime.ops.registry import HeadShape, Ops, select
 from model_runtime.quantized import dequantize, quantize
-from tests.model_runtime.flash import GPU, stand_in, token_major
+from tests.model_runtime.flash import token_major
 from tests.model_runtime.op_cases import CPU, as_double, batch_of, fill_cache, kv_cache, randn, rope_table
 
 EXACT, OPS = load_ops(CPU, "reference"), select("cuda")
 EPS = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 HALVES = [torch.bfloat16, torch.float16]
 SHAPE = HeadShape(num_heads=6, num_kv_heads=2, head_dim=64)
-WITHOUT_GPU = pytest.mark.skipif(not GPU, reason="there is no CUDA device")
-
-
-@pytest.fixture(params=[pytest.param("cpu"), pytest.param("cuda", marks=[pytest.mark.gpu, WITHOUT_GPU])])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Where the operations run; on CPU with the stand-in."""
-    if request.param == "cpu":
-        monkeypatch.setattr(cuda, "flash_attention", lambda: stand_in)
-    return torch.device(request.param)
 
 
 def assert_close(actual: Tensor, exact: Tensor, tolerance: float) -> None:
@@ -140,7 +131,6 @@ def test_paged_attention(
 
 
 @pytest.mark.gpu
-@WITHOUT_GPU
 def test_a_sequence_alone_and_among_others_attends_to_the_same_bits() -> None:
     """One split of the keys: the order of sums hangs on the sequence alone."""
     dtype, device = torch.bfloat16, torch.device("cuda")

@@ -102,7 +102,6 @@ def answers(folder: Path, engine: Engine) -> dict[int, Outcome]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not GPU, reason="there is no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
 def test_the_engine_on_a_gpu(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
@@ -117,7 +116,6 @@ def test_the_engine_on_a_gpu(tmp_path: Path, family: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not GPU, reason="there is no CUDA device")
 def test_images_on_a_gpu(tmp_path: Path) -> None:
     write_tiny_vlm(tmp_path)
     parts = [{"type": "text", "text": "Who is "}, {"type": "image"}, {"type": "text", "text": "?"}]

@@ -16,7 +16,7 @@ from model_runtime.models.decoder import Decoder
 from model_runtime.ops import cuda, load_ops
 from model_runtime.ops.registry import select
 from tests.checkpoints import make_checkpoint
-from tests.model_runtime.flash import GPU, stand_in, token_major
+from tests.model_runtime.flash import stand_in, token_major
 from tests.model_runtime.op_cases import fill_with_nan
 from tests.model_runtime.paged import DEVICE, PagedRun
 
@@ -26,7 +26,6 @@ FAMILIES: dict[str, dict[str, object]] = {
     "qwen3": {},
     "gemma3_text": {"sliding_window": 8, "sliding_window_pattern": 2},
 }
-CUDA = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="there is no CUDA device")]
 
 
 def test_sizes_of_graphs() -> None:
@@ -123,17 +122,6 @@ def exact_steps(folder: Path) -> list[Tensor]:
 
 def relative_error(actual: Tensor, exact: Tensor) -> float:
     return float((actual - exact).norm() / exact.norm())
-
-
-DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=CUDA)]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Where the decoder is; on CPU with the stand-in."""
-    if request.param == "cpu":
-        monkeypatch.setattr(cuda, "flash_attention", lambda: stand_in)
-    return torch.device(request.param)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.06)])

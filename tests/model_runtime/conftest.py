@@ -1,0 +1,20 @@
+"""Tests on a GPU: skipped where there is none, apart from those that also run on CPU with a stand-in."""
+
+import pytest
+import torch
+
+from model_runtime.ops import cuda
+from tests.model_runtime.flash import GPU, stand_in
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not GPU:
+        pytest.skip("there is no CUDA device")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where a GPU's operations run; on CPU with the stand-in."""
+    if request.param == "cpu":
+        monkeypatch.setattr(cuda, "flash_attention", lambda: stand_in)
+    return torch.device(request.param)
