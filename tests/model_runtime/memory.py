@@ -1,4 +1,4 @@
-"""A small architecture to plan memory for, and what a piece of work really takes."""
+"""A small architecture, and what memory a piece of work really takes."""
 
 from collections.abc import Callable
 

@@ -16,29 +16,13 @@ from model_runtime.ops.program import LayerProgram
 from model_runtime.ops.registry import HeadShape, Ops, PackedWeight, select
 from model_runtime.quantized import quantize
 from model_runtime.weights.table import Parameter, Parameters
+from tests.model_runtime.memory import MODEL
 from tests.model_runtime.op_cases import CPU, Span, batch_of, compiled, fill_cache, kv_cache, randn
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 40, 128
 QUERY_LENS, KV_LENS = [1, 7, 1, 20], [1, 40, 70, 20]
-PLAIN = ModelConfig(
-    family="llama",
-    vocab_size=50,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rms_norm_eps=1e-5,
-    max_position=MAX_LEN,
-    rope=RopeConfig(theta=10000.0, rotary_dim=16),
-    sliding_windows=(0, 0, 0),
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    tie_word_embeddings=True,
-    eos_token_ids=(2,),
+PLAIN = replace(
+    MODEL, vocab_size=50, intermediate_size=96, num_layers=3, max_position=MAX_LEN, sliding_windows=(0, 0, 0)
 )
 LOCAL = RopeConfig(theta=100.0, rotary_dim=16)
 MROPE = RopeConfig(theta=10000.0, rotary_dim=16, mrope_sections=(2, 3, 3))
