@@ -2,7 +2,6 @@
 numbers depend on what else is computed."""
 
 import json
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,18 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 from model_runtime.batch import make_batch
-from model_runtime.blocks.moe import route
 from model_runtime.checkpoint import LoadedModel, load_model
-from model_runtime.config import Experts, LatentAttention
-from model_runtime.hf_config import read_hf_config
 from model_runtime.memory import activation_bytes
 from model_runtime.ops import load_ops, set_threads
 from model_runtime.ops.registry import select
 from model_runtime.weights.errors import CheckpointError
 from tests.checkpoints import VOCAB_SIZE
+from tests.model_runtime.deepseek import SMALL, YARN
 from tests.model_runtime.memory import measured_bytes
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.vlm import make_vlm
@@ -32,37 +28,6 @@ from vision.encoder.model import ImageInput
 
 TOLERANCE = 1e-4
 LENGTHS = (41, 1, 18)
-SMALL: dict[str, object] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "moe_intermediate_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "n_shared_experts": 1,
-    "n_routed_experts": 12,
-    "kv_lora_rank": 24,
-    "q_lora_rank": 40,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 12,
-    "n_group": 4,
-    "topk_group": 2,
-    "num_experts_per_tok": 3,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.7,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "original_max_position_embeddings": 32,
-    "mscale": 1.0,
-    "mscale_all_dim": 0.7,
-}
 CASES: dict[str, dict[str, object]] = {
     "plain": {},
     "queries-at-once": {"q_lora_rank": None},
@@ -268,97 +233,3 @@ def test_activations_are_as_planned(tmp_path: Path, overrides: dict[str, object]
     with torch.inference_mode():
         peak, _ = measured_bytes(lambda: decoder.forward(batch, run.kv))
     assert peak == pytest.approx(activation_bytes(decoder.config, 200, 0), rel=0.1)
-
-
-EXPERTS = Experts(
-    first_layer=0,
-    num_experts=12,
-    num_chosen=3,
-    num_groups=4,
-    num_chosen_groups=2,
-    intermediate_size=8,
-    shared_size=8,
-    renormalise=True,
-    scale=1.7,
-)
-
-
-@pytest.mark.parametrize("kernels", ["auto", "reference"])
-def test_router_chooses_and_weighs_as_transformers(kernels: str) -> None:
-    router = DeepseekV3TopkRouter(DeepseekV3Config(**(SMALL | {"hidden_size": 12}))).eval()
-    router.weight.data = torch.eye(12)
-    router.e_score_correction_bias.normal_(0, 0.3, generator=torch.Generator().manual_seed(2))
-    logits_TN = torch.randn(500, 12, generator=torch.Generator().manual_seed(3)) * 3
-    logits_TN[0], logits_TN[1, :6] = 0.0, -200.0
-    _, expected_TK, chosen_TK = router(logits_TN)
-    found = route(load_ops(DEVICE, kernels), logits_TN, router.e_score_correction_bias, EXPERTS)
-    order_TK = chosen_TK.argsort(dim=-1)
-    assert torch.equal(found.expert_TK, chosen_TK.gather(1, order_TK))
-    torch.testing.assert_close(found.weight_TK, expected_TK.gather(1, order_TK), rtol=1e-5, atol=1e-7)
-
-
-def test_router_treats_every_row_alike() -> None:
-    """Bit for bit the same for a row alone and among 500; torch's own sigmoid is not."""
-    ops, logits_TN = load_ops(DEVICE, "auto"), torch.randn(500, 12, generator=torch.Generator().manual_seed(4)) * 3
-    bias_N = torch.linspace(-0.3, 0.3, 12)
-    together = route(ops, logits_TN, bias_N, EXPERTS)
-    for row in range(500):
-        alone = route(ops, logits_TN[row : row + 1].clone(), bias_N, EXPERTS)
-        assert torch.equal(alone.expert_TK[0], together.expert_TK[row])
-        assert torch.equal(alone.weight_TK[0], together.weight_TK[row])
-
-
-def test_shares_hold_every_pair_once() -> None:
-    logits_TN = torch.randn(50, 12, generator=torch.Generator().manual_seed(5))
-    routed = route(load_ops(DEVICE, "reference"), logits_TN, torch.zeros(12), EXPERTS)
-    dense_TN, experts = torch.zeros(50, 12), []
-    for expert, row_P, weight_P1 in routed.shares():
-        assert torch.equal(row_P, torch.unique(row_P))
-        dense_TN[row_P, expert] += weight_P1[:, 0]
-        experts.append(expert)
-    assert experts == sorted(set(experts))
-    assert torch.equal(dense_TN, torch.zeros(50, 12).scatter_(1, routed.expert_TK, routed.weight_TK))
-
-
-def test_config_in_the_spelling_of_published_files() -> None:
-    """Kimi K2's file has no head_dim, the old keys of rope, and options that transformers does not read."""
-    saved = DeepseekV3Config(**SMALL, rope_parameters=YARN).to_dict()
-    new = ("head_dim", "rope_parameters", "rope_interleave", "qk_head_dim", "transformers_version")
-    published = {key: value for key, value in saved.items() if key not in new} | {
-        "model_type": "kimi_k2",
-        "rope_theta": 10000.0,
-        "rope_scaling": {"type": "yarn"} | {key: value for key, value in YARN.items() if not key.startswith("rope")},
-        "moe_layer_freq": 1,
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
-    }
-    found, expected = read_hf_config(published, None), read_hf_config(saved, None)
-    assert found.family == "kimi_k2"
-    assert (found.rope, found.attention_scale) == (expected.rope, expected.attention_scale)
-    assert found.attention_scale == pytest.approx(24**-0.5 * (0.07 * math.log(8) + 1) ** 2)
-    assert (found.head_dim, found.num_kv_heads, found.rope.rotary_dim, found.rope.interleaved) == (24, 4, 8, True)
-    assert found.latent == expected.latent == LatentAttention(query_rank=40, latent_rank=24, value_dim=12, bias=False)
-    assert found.experts is not None and found.experts == expected.experts
-    assert (found.experts.num_experts, found.experts.shared_size, found.experts.first_layer) == (12, 24, 1)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"n_group": 5}, "12 experts do not make 5 groups of 2 or more"),
-        ({"n_group": 12}, "12 experts do not make 12 groups of 2 or more"),
-        ({"topk_group": 5}, "3 experts cannot be chosen from 5 of 4 groups of 3"),
-        ({"num_experts_per_tok": 7}, "7 experts cannot be chosen from 2 of 4 groups of 3"),
-        ({"num_key_value_heads": 2}, "num_key_value_heads must be 4, the number of query heads, not 2"),
-        ({"v_head_dim": 32}, "v_head_dim must be at most .* 24, not 32"),
-        ({"scoring_func": "softmax"}, "scoring_func must be 'sigmoid', not 'softmax'"),
-        ({"topk_method": "greedy"}, "topk_method must be 'noaux_tc', not 'greedy'"),
-        ({"moe_layer_freq": 2}, "moe_layer_freq must be 1, not 2"),
-        ({"first_k_dense_replace": -1}, "first_k_dense_replace must be"),
-        ({"qk_rope_head_dim": 7}, "odd"),
-        ({"n_shared_experts": 0}, "n_shared_experts must be a positive integer"),
-    ],
-)
-def test_refusals_name_the_key(overrides: dict[str, object], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        read_hf_config(DeepseekV3Config(**SMALL).to_dict() | overrides, None)
