@@ -1,10 +1,14 @@
-"""Tiny tokenizers of the kinds that checkpoints have, written as Hugging Face folders or GGUF files."""
+"""Tiny tokenizers of the kinds that checkpoints have, written as Hugging Face folders or GGUF files, and texts to try
+them with."""
 
 import json
 import struct
 from pathlib import Path
 
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from server.prompt.tokenizer import MARK
 
 CORPUS = [
     "The capital of France is Paris. What is the capital of France?",
@@ -22,6 +26,12 @@ INST = (
     "{{ ' ' + message['content'] + eos_token }}{% else %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
     "{% endif %}{% endfor %}"
 )
+TEXTS = st.text(max_size=40) | st.lists(
+    st.sampled_from(
+        ["the ", "  ", " 12", "1", "é", "\n\n", "France", "<s>", "<|im_end|>", "'ll", "👩‍👩‍👧", "\t", MARK]
+    ),
+    max_size=12,
+).map("".join)
 
 
 def trained_bpe(specials: list[str], *, size: int = 400) -> Tokenizer:

@@ -1,0 +1,104 @@
+"""A GGUF file's tokenizer is built from its metadata, and equals one by hand or transformers' own."""
+
+from collections.abc import Callable
+from inspect import signature
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import regex
+from hypothesis import given, settings
+from tokenizers import Regex, normalizers, pre_tokenizers
+from transformers.convert_slow_tokenizer import TikTokenConverter
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+from model_runtime.weights.errors import CheckpointError
+from server.prompt.tokenizer import load_tokenizer
+from tests.server.tiny_tokenizers import CHATML_SPECIALS, TEXTS, gguf_metadata_of, trained_bpe, write_gguf
+
+GPT2_SPLIT = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+
+
+def bpe_by_hand(metadata: dict[str, object]) -> Callable[[str], list[int]]:
+    """Byte-level BPE with the `smollm` split, straight from its definition: the oracle."""
+    tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+    assert isinstance(tokens, list)
+    assert isinstance(merges, list)
+    ids = {token: index for index, token in enumerate(tokens)}
+    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printable)
+    spelled = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+    def word_ids(word: str) -> list[int]:
+        parts = [spelled[byte] for byte in word.encode()]
+        while len(parts) > 1:
+            pairs = [ranks.get(pair, len(ranks)) for pair in pairwise(parts)]
+            best = min(pairs)
+            if best == len(ranks):
+                break
+            at = pairs.index(best)
+            parts[at : at + 2] = ["".join(parts[at : at + 2])]
+        return [ids[part] for part in parts]
+
+    def encode(text: str) -> list[int]:
+        pieces = [piece for piece in regex.split(r"(\p{N})", text) if piece]
+        return [id for piece in pieces for word in GPT2_SPLIT.findall(piece) for id in word_ids(word)]
+
+    return encode
+
+
+def test_gguf_smollm_equals_a_tokenizer_by_hand(tmp_path: Path) -> None:
+    metadata = gguf_metadata_of(trained_bpe(CHATML_SPECIALS), "smollm")
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "tiny.gguf", metadata))
+    oracle = bpe_by_hand(metadata)
+
+    @settings(max_examples=200, deadline=None)
+    @given(TEXTS)
+    def check(text: str) -> None:
+        assert tokenizer.encode(text, add_special_tokens=False, allow_special=False).tolist() == oracle(text)
+
+    check()
+
+
+def test_gguf_splits_of_llama_3_and_qwen_2_are_those_of_transformers(tmp_path: Path) -> None:
+    llama3 = signature(TikTokenConverter.__init__).parameters["pattern"].default
+    for pre, pattern, normalizer in (("llama-bpe", llama3, None), ("qwen2", PRETOKENIZE_REGEX, normalizers.NFC())):
+        fast = trained_bpe(CHATML_SPECIALS)
+        metadata = gguf_metadata_of(fast, pre) | {"tokenizer.ggml.add_bos_token": False}
+        tokenizer = load_tokenizer(write_gguf(tmp_path / f"{pre}.gguf", metadata))
+        fast.model.ignore_merges = pre == "llama-bpe"
+        if normalizer is not None:
+            fast.normalizer = normalizer
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        fast.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), byte_level])
+        for text in ("I'LL see 12345 of the  ends\r\n\n x", "e\u0301 té 1a\n \n", " \u2003the\t12", "<|im_end|>the"):
+            assert tokenizer.encode(text, add_special_tokens=True, allow_special=True).tolist() == fast.encode(text).ids
+
+
+def test_gguf_adds_what_its_metadata_says(tmp_path: Path) -> None:
+    metadata = gguf_metadata_of(trained_bpe(CHATML_SPECIALS), "gpt-2")
+    metadata |= {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "tiny.gguf", metadata))
+    inner = tokenizer.encode("the", add_special_tokens=False, allow_special=True).tolist()
+    for allow in (True, False):
+        assert tokenizer.encode("the", add_special_tokens=True, allow_special=allow).tolist() == [1, *inner, 2]
+    llama3 = gguf_metadata_of(trained_bpe(CHATML_SPECIALS), "llama-bpe")
+    assert load_tokenizer(write_gguf(tmp_path / "b.gguf", llama3)).encode(
+        "the", add_special_tokens=True, allow_special=True
+    ).tolist() == [1, *inner]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokenizer.ggml.pre": "made-up"}, "pre-tokenizer 'made-up' is not supported; known are smollm"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer model 'llama' is not supported"),
+        ({"tokenizer.ggml.merges": ["no such"]}, "the merges do not fit the vocabulary"),
+        ({"tokenizer.ggml.tokens": 5}, "tokenizer.ggml.tokens is missing"),
+    ],
+)
+def test_gguf_that_cannot_be_served(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    metadata = gguf_metadata_of(trained_bpe(CHATML_SPECIALS), "smollm") | change
+    with pytest.raises(CheckpointError, match=words):
+        load_tokenizer(write_gguf(tmp_path / "tiny.gguf", metadata))
