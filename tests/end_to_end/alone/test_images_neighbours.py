@@ -1,0 +1,138 @@
+"""Pictures that are broken or many, and clients and engines that leave with them: nobody else suffers."""
+
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from PIL import Image
+
+from tests.end_to_end.conftest import Server, sse_events
+from tests.end_to_end.neighbour import Neighbour
+from tests.end_to_end.raw_http import waited_for_a_core
+from tests.end_to_end.showing import IMAGE_TOKENS, ask, picture, shows
+from tests.vision.pictures import data_url, noise, png_bomb, save, smooth
+
+MAX_PROBE_SECONDS = 0.25
+
+BROKEN = {
+    "truncated JPEG": data_url(save(Image.fromarray(smooth(300, 400)), "JPEG")[:-128], "jpeg"),
+    "random bytes": data_url(bytes(noise(20, 20)), "png"),
+    "a page": data_url(b"<html><body>no</body></html>", "png"),
+    "a page that says so": "data:text/html;base64,PGI+",
+    "nothing": data_url(b"", "png"),
+    "no base64": "data:image/png;base64,%%%%",
+    "SVG": data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "svg+xml"),
+    "bomb": data_url(png_bomb(65_500)),
+    "a file of the server": "file:///etc/passwd",
+    "an address of the server": "http://127.0.0.1:1/x.png",
+    "a host that nobody allowed": "https://example.com/x.png",
+}
+
+
+def test_broken_pictures_are_refused_and_nobody_else_notices(eyes: Server) -> None:
+    good = shows("Here is ", picture(5))
+    expected, _ = ask(eyes, good)
+    with Neighbour(eyes), ThreadPoolExecutor(4) as pool:
+        answers = pool.map(lambda messages: ask(eyes, messages)[0], [good] * 8)
+        for name, url in BROKEN.items():
+            message = shows("one", picture(6), "two")
+            message[0]["content"].append({"type": "image_url", "image_url": {"url": url}})
+            start = time.monotonic()
+            answer = eyes.http.post("/v1/chat/completions", json={"model": eyes.model, "messages": message})
+            assert answer.status_code in (400, 413), f"{name}: {answer.text}"
+            assert time.monotonic() - start < 2, name
+            error = answer.json()["error"]
+            assert error["param"] == "messages" and "image 2" in error["message"].lower(), f"{name}: {error}"
+            assert len(answer.content) < 1000
+        assert all(answer == expected for answer in answers)
+    assert eyes.is_ready()
+
+
+def test_a_broken_picture_is_an_error_of_the_sdk(eyes: Server, client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model=eyes.model, messages=shows(BROKEN["random bytes"]), stream=True)
+
+
+def test_the_same_picture_in_64_requests_is_encoded_once(eyes: Server) -> None:
+    before = eyes.metrics()
+    new = picture(900)
+    with ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(lambda index: ask(eyes, shows(f"{index} times ", new), 2), range(64)))
+    assert all(usage["prompt_tokens_details"]["image_tokens"] == IMAGE_TOKENS for _, usage in answers)
+    eyes.wait_for(lambda: eyes.metrics()["images_received_total"] - before["images_received_total"] == 64, 5, "count")
+    eyes.wait_for(lambda: eyes.metrics()["images_encoded_total"] > before["images_encoded_total"], 5, "encoding")
+    assert eyes.metrics()["images_encoded_total"] - before["images_encoded_total"] == 1
+
+
+def commented(file: bytes, comment: bytes) -> bytes:
+    """The JPEG file with a comment: the same picture, and to a cache another."""
+    return file[:2] + b"\xff\xfe" + struct.pack(">H", 2 + len(comment)) + comment + file[2:]
+
+
+def test_forty_pictures_delay_nobody(eyes: Server) -> None:
+    """Of 3 megapixels each, among others' probes and tokens."""
+    photo = save(Image.fromarray(smooth(1536, 2048)), "JPEG", quality=75)
+    urls = [data_url(commented(photo, b"%d" % index), "jpeg") for index in range(40)]
+    usages: list[dict[str, Any]] = []
+    sender = threading.Thread(target=lambda: usages.append(ask(eyes, shows("What ", *urls), 1)[1]))
+    api, probes, arrivals = eyes.children()["api"].pid, [], []
+    body = {"prompt": "On and on", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+    def read(lines: Iterator[str]) -> None:
+        for line in lines:
+            if line:
+                arrivals.append(time.monotonic())
+            if usages:
+                break
+
+    with eyes.client() as other, other.stream("POST", "/v1/completions", json={"model": eyes.model, **body}) as stream:
+        reader = threading.Thread(target=read, args=[stream.iter_lines()])
+        reader.start()
+        eyes.wait_for(lambda: bool(arrivals), 10, "the first token")
+        start = time.monotonic()
+        sender.start()
+        while sender.is_alive():
+            waited, begin = waited_for_a_core(api), time.monotonic()
+            eyes.http.get("/health/live").raise_for_status()
+            probes.append(time.monotonic() - begin - (waited_for_a_core(api) - waited))
+            time.sleep(0.02)
+        end = time.monotonic()
+        reader.join(60)
+        assert not reader.is_alive()
+    assert usages[0]["prompt_tokens_details"]["image_tokens"] == 40 * IMAGE_TOKENS
+    assert len(probes) > 10 and max(probes) < MAX_PROBE_SECONDS
+    assert len([moment for moment in arrivals if start < moment < end]) > 20, "the stream goes on"
+    eyes.wait_for(eyes.is_idle, 10, "idleness")
+
+
+def test_a_client_that_leaves_takes_its_pictures_along(eyes: Server) -> None:
+    urls = [data_url(save(Image.fromarray(smooth(1200, 1600 + index)), "JPEG"), "jpeg") for index in range(8)]
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            eyes.url + "/v1/chat/completions",
+            json={"model": eyes.model, "messages": shows(*urls), "max_tokens": 3000, "ignore_eos": True},
+            timeout=0.3,
+        )
+    eyes.wait_for(eyes.is_idle, 10, "idleness")
+    assert ask(eyes, shows("Still there ", picture(1)), 4)[1]["completion_tokens"] == 4
+
+
+def test_a_new_engine_is_given_the_pixels_that_the_old_one_had(eyes: Server) -> None:
+    messages = shows("Before and after ", picture(40))
+    expected, _ = ask(eyes, messages)
+    body = {"model": eyes.model, "messages": messages, "max_tokens": 3900, "ignore_eos": True, "stream": True}
+    with eyes.client() as other, other.stream("POST", "/v1/chat/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        eyes.children()["engine"].kill()
+        *_, error, done = sse_events(lines)
+    assert "error" in error and done == {"done": True}
+    eyes.wait_for(lambda: "engine" in eyes.children() and eyes.is_ready(), 30, "readiness")
+    assert ask(eyes, messages)[0] == expected
