@@ -40,7 +40,7 @@ class LoadedModel:
     """Of both sides."""
     kv_type: torch.dtype
     """How keys and values are stored unless something else is asked for: as they are computed; float16 instead of
-    float32 where rows are rounded to integers anyhow, which costs far more accuracy."""
+    float32 where rows meet matrices of integers, whose numbers are far coarser."""
     description: str
     """For people: family, parameters, storage."""
 
