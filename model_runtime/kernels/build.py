@@ -42,6 +42,8 @@ HEADERS = (
     "integer_dot.h",
     "integer_tile.h",
     "integer_amx.h",
+    "sample_blocks.h",
+    "sample_candidates.h",
 )
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 TARGET_FLAGS = ("-march=native", "-mcpu=native")

@@ -1,33 +1,17 @@
 // From a row of logits to a token and to log-probabilities. The meaning is that of model_runtime/ops/sampling.py; here
 // is how it is had without sorting the vocabulary.
 //
-// A first pass takes the maximum of every block of 64 logits. That finds the first maximum of all (greedy), and lets
-// later passes skip blocks. Probabilities are integers, in units of 2^-40 of the largest, whose sums are exact in any
-// order; a draw without filters sums them by block, then looks at one block again. For top-k and top-p a bound that no
-// kept token is below leaves a few candidates, and a radix selection over the ordered bits of their logits finds the
-// last one that stays.
-#include <algorithm>
-#include <cmath>
-#include <limits>
+// A first pass takes the maximum of every block of 64 logits (sample_blocks.h). That finds the first maximum of all
+// (greedy), and lets later passes skip blocks. Probabilities are integers, in units of 2^-40 of the largest, whose sums
+// are exact in any order; a draw without filters sums them by block, then looks at one block again. Top-k and top-p
+// select among a few candidates (sample_candidates.h).
 #include <numeric>
-#include <vector>
 
 #include "pool.h"
-#include "vec.h"
+#include "sample_candidates.h"
 
 namespace {
 
-typedef double d8 __attribute__((vector_size(64)));
-typedef int64_t l8 __attribute__((vector_size(64)));
-#ifdef __AVX512F__
-typedef v16 wide;
-#else
-typedef v8 wide;
-#endif
-
-constexpr int64_t BLOCK = 64;
-constexpr float INF = std::numeric_limits<float>::infinity();
-constexpr double WEIGHT_ONE = 0x1p40;  // of the most likely token
 constexpr int32_t FAILED_TOKEN = -1, NO_LOGPROBS = -1;
 constexpr float LOGPROB_FLOOR = -9999.0f;
 
@@ -44,22 +28,6 @@ struct SampleRows {
     const int32_t* bias_offsets;
 };
 
-// Tokens that may stay, in the order of ids.
-struct Candidates {
-    int64_t count = 0;
-    std::vector<float> logit;
-    std::vector<int32_t> id;
-    std::vector<int64_t> weight;
-
-    // Room for a vocabulary, and for 16 weights that begin at the last one.
-    void reserve(int64_t V) {
-        if (int64_t(logit.size()) >= V + 16) return;
-        logit.resize(V + 16);
-        id.resize(V + 16);
-        weight.resize(V + 16);
-    }
-};
-
 struct Saved {
     int32_t id;
     float logit;
@@ -67,7 +35,7 @@ struct Saved {
 
 // Memory of one thread, kept from call to call: a vocabulary's worth is too much to get from the system each time.
 struct Scratch {
-    std::vector<float> maxima, sorted;
+    std::vector<float> maxima;
     std::vector<int64_t> sums;
     Candidates candidates;
     std::vector<Saved> saved;
@@ -75,83 +43,6 @@ struct Scratch {
 };
 
 thread_local Scratch scratch;
-
-// A row as blocks of 64, the last one filled up with -inf.
-struct Blocks {
-    const float* x;
-    int64_t V, count;
-    float tail[BLOCK];
-
-    Blocks(const float* x, int64_t V) : x(x), V(V), count((V + BLOCK - 1) / BLOCK) {
-        std::fill_n(tail, BLOCK, -INF);
-        std::copy(x + V / BLOCK * BLOCK, x + V, tail);
-    }
-    const float* operator[](int64_t block) const { return block < V / BLOCK ? x + block * BLOCK : tail; }
-};
-
-// The largest number of every block to `maxima`; returns the largest of all, or NaN if the row has a NaN or +inf, or
-// nothing but -inf.
-float find_maxima(const Blocks& blocks, std::vector<float>& maxima) {
-    maxima.resize(blocks.count);
-    i8 below{-1, -1, -1, -1, -1, -1, -1, -1};
-    float best = -INF;
-    for (int64_t b = 0; b < blocks.count; b++) {
-        const float* x = blocks[b];
-        v8 most = load<v8>(x);
-        below &= most < INF;
-        for (int64_t i = 8; i < BLOCK; i += 8) {
-            const v8 v = load<v8>(x + i);
-            below &= v < INF;
-            most = v > most ? v : most;
-        }
-        maxima[b] = lane_max(most);
-        best = std::max(best, maxima[b]);
-    }
-    for (int i = 0; i < 8; i++)
-        if (!below[i]) return NAN;
-    return best > -INF ? best : NAN;
-}
-
-int32_t first_maximum(const Blocks& blocks, const std::vector<float>& maxima, float best) {
-    const int64_t b = std::find(maxima.begin(), maxima.end(), best) - maxima.begin();
-    return int32_t(b * BLOCK + (std::find(blocks[b], blocks[b] + BLOCK, best) - blocks[b]));
-}
-
-// How probable tokens are, relative to the most likely one.
-struct Weigher {
-    float best, temperature, min_p;
-
-    // The weights of 16 logits. Adding 1.5 * 2^12 to a number below 1 leaves its multiple of 2^-40 in the low bits.
-    INLINE void operator()(const float* x, l8 (&weights)[2]) const {
-        float p[16];
-        for (int i = 0; i < 16; i += sizeof(wide) / 4) {
-            const wide likely = exp_lanes((load<wide>(x + i) - best) / temperature);
-            store(p + i, select(likely < min_p, wide{}, likely));
-        }
-        constexpr double magic = 0x1.8p12;
-        for (int i = 0; i < 2; i++) {
-            const d8 shifted = __builtin_convertvector(load<v8>(p + 8 * i), d8) + magic;
-            weights[i] = bit_copy<l8>(shifted) - bit_copy<int64_t>(magic);
-        }
-    }
-};
-
-int64_t lane_sum(l8 v) { return v[0] + v[1] + v[2] + v[3] + v[4] + v[5] + v[6] + v[7]; }
-
-// The weight of every block to `sums`, returns that of all.
-int64_t sum_weights(const Blocks& blocks, const Weigher& weigh, std::vector<int64_t>& sums) {
-    sums.resize(blocks.count);
-    int64_t total = 0;
-    for (int64_t b = 0; b < blocks.count; b++) {
-        l8 sum{}, weights[2];
-        for (int64_t i = 0; i < BLOCK; i += 16) {
-            weigh(blocks[b] + i, weights);
-            sum += weights[0] + weights[1];
-        }
-        total += sums[b] = lane_sum(sum);
-    }
-    return total;
-}
 
 // Philox 4x32-10 at counter (low, high, 0, 0), see model_runtime/random.py: its first 52 bits.
 uint64_t random_bits(uint64_t seed, uint64_t counter) {
@@ -168,6 +59,9 @@ uint64_t random_bits(uint64_t seed, uint64_t counter) {
     return (uint64_t(c[0]) << 32 | c[1]) >> 12;
 }
 
+// A number below `total`, from 52 random bits.
+int64_t part_of(int64_t total, uint64_t bits) { return int64_t((unsigned __int128)bits * uint64_t(total) >> 52); }
+
 // The first index at which the cumulative weight exceeds `target`, which is taken down by the weight before it.
 int64_t find_weight(const int64_t* weights, int64_t& target) {
     int64_t i = 0;
@@ -177,7 +71,7 @@ int64_t find_weight(const int64_t* weights, int64_t& target) {
 
 int32_t draw_from_all(const Blocks& blocks, const Weigher& weigh, uint64_t bits) {
     const int64_t total = sum_weights(blocks, weigh, scratch.sums);
-    int64_t target = int64_t((unsigned __int128)bits * uint64_t(total) >> 52);
+    int64_t target = part_of(total, bits);
     const int64_t b = find_weight(scratch.sums.data(), target);
     int64_t weights[BLOCK];
     for (int64_t i = 0; i < BLOCK; i += 16) {
@@ -188,119 +82,21 @@ int32_t draw_from_all(const Blocks& blocks, const Weigher& weigh, uint64_t bits)
     return int32_t(b * BLOCK + find_weight(weights, target));
 }
 
-// A number that at least `count` logits reach: the count-th largest maximum of a block.
-float reached_by(int64_t count, const std::vector<float>& maxima) {
-    if (count > int64_t(maxima.size())) return -INF;
-    scratch.sorted = maxima;
-    const auto at = scratch.sorted.begin() + (count - 1);
-    std::nth_element(scratch.sorted.begin(), at, scratch.sorted.end(), std::greater<float>());
-    return *at;
-}
-
-// A number that no logit of the nucleus is below: tokens lighter than (1 - top_p) total / V weigh less than 1 - top_p
-// together, so heavier ones weigh more than top_p. The margin is far above the error of exp and of rounding to 2^-40.
-float nucleus_bound(const Blocks& blocks, const Weigher& weigh, double top_p, int64_t total) {
-    const double weight = (1 - top_p) * double(total) / double(blocks.V);
-    if (weight < 64) return -INF;
-    return float(weigh.best + weigh.temperature * (std::log(weight / WEIGHT_ONE) - 0.02));
-}
-
-// The logits from `bound` on become the candidates.
-void collect(const Blocks& blocks, const std::vector<float>& maxima, float bound) {
-    Candidates& found = scratch.candidates;
-    found.reserve(blocks.V);
-    int64_t count = 0;
-    for (int64_t b = 0; b < blocks.count; b++) {
-        if (maxima[b] < bound) continue;
-        const float* x = blocks[b];
-        const int64_t first = b * BLOCK, size = std::min(BLOCK, blocks.V - first);
-        for (int64_t i = 0; i < size; i++) {
-            found.logit[count] = x[i];
-            found.id[count] = int32_t(first + i);
-            count += x[i] >= bound;
-        }
-    }
-    found.count = count;
-}
-
-// The weights of the candidates; returns their sum.
-int64_t weigh_candidates(const Weigher& weigh) {
+int32_t draw_filtered(const Blocks& blocks, const Weigher& weigh, int64_t top_k, double top_p, uint64_t bits) {
     Candidates& some = scratch.candidates;
-    l8 sum{}, weights[2];
-    std::fill_n(some.logit.begin() + some.count, 16, -INF);
-    for (int64_t i = 0; i < some.count; i += 16) {
-        weigh(some.logit.data() + i, weights);
-        memcpy(some.weight.data() + i, weights, sizeof(weights));
-        sum += weights[0] + weights[1];
-    }
-    return lane_sum(sum);
-}
-
-// Ordered as the logits are; -0 is 0.
-INLINE uint32_t ordered(float x) {
-    const int32_t bits = bit_copy<int32_t>(x + 0.0f);
-    return uint32_t(bits) ^ (uint32_t(bits >> 31) | 0x80000000u);
-}
-
-// Of the candidates in the order (logit descending, id ascending) keep the first ones: those before which the others
-// weigh less than `limit` together.
-void keep_first(Candidates& some, int64_t limit) {
-    float* logit = some.logit.data();
-    int32_t* id = some.id.data();
-    int64_t* weight = some.weight.data();
-    constexpr int BITS = 11;
-    uint32_t border = 0;  // key of the last one kept, from the highest bits on
-    for (const int shift : {21, 10, 0}) {
-        int64_t histogram[2][1 << BITS] = {};  // two, since adding to a number that was just stored waits for it
-        const int known = shift ? shift + BITS : 10;
-        for (int64_t i = 0; i < some.count; i++) {
-            const uint32_t key = ordered(logit[i]);
-            if (uint64_t(key) >> known == uint64_t(border) >> known)
-                histogram[i & 1][key >> shift & ((1 << BITS) - 1)] += weight[i];
-        }
-        int64_t bucket = (1 << BITS) - 1;
-        const auto sum = [&] { return histogram[0][bucket] + histogram[1][bucket]; };
-        for (; bucket >= 0 && sum() < limit; bucket--) limit -= sum();
-        if (bucket < 0) return;  // all of them weigh less
-        border |= uint32_t(bucket) << shift;
-    }
-    int64_t kept = 0;
-    for (int64_t i = 0; i < some.count; i++) {
-        const uint32_t key = ordered(logit[i]);
-        const bool at_border = key == border, stays = key > border || (at_border && limit > 0);
-        if (at_border) limit -= weight[i];
-        logit[kept] = logit[i];
-        id[kept] = id[i];
-        weight[kept] = weight[i];
-        kept += stays;
-    }
-    some.count = kept;
-}
-
-// The `count` largest logits become the candidates.
-void keep_top(const Blocks& blocks, const std::vector<float>& maxima, int64_t count) {
-    Candidates& some = scratch.candidates;
-    collect(blocks, maxima, reached_by(count, maxima));
-    std::fill_n(some.weight.begin(), some.count, 1);
-    keep_first(some, count);
-}
-
-int32_t draw_filtered(const Blocks& blocks, const std::vector<float>& maxima, const Weigher& weigh, int64_t top_k,
-                      double top_p, uint64_t bits) {
     const Weigher all{weigh.best, weigh.temperature, 0.0f};
     int64_t total;
     if (top_k < blocks.V) {
-        keep_top(blocks, maxima, top_k);
-        total = weigh_candidates(all);
+        some.collect_top(blocks, scratch.maxima, top_k);
+        total = some.weigh(all);
     } else {
         total = sum_weights(blocks, all, scratch.sums);
-        collect(blocks, maxima, nucleus_bound(blocks, all, top_p, total));
-        weigh_candidates(all);
+        some.collect(blocks, scratch.maxima, nucleus_bound(blocks, all, top_p, total));
+        some.weigh(all);
     }
-    if (top_p < 1) keep_first(scratch.candidates, int64_t(std::ceil(top_p * double(total))));
-    total = weigh_candidates(weigh);
-    int64_t target = int64_t((unsigned __int128)bits * uint64_t(total) >> 52);
-    return scratch.candidates.id[find_weight(scratch.candidates.weight.data(), target)];
+    if (top_p < 1) some.keep_first(int64_t(std::ceil(top_p * double(total))));
+    int64_t target = part_of(some.weigh(weigh), bits);
+    return some.id[find_weight(some.weight.data(), target)];
 }
 
 int32_t choose(const float* x, int64_t V, const SampleRows& rows, int64_t r) {
@@ -312,7 +108,7 @@ int32_t choose(const float* x, int64_t V, const SampleRows& rows, int64_t r) {
     const uint64_t bits = random_bits(rows.seed[r], rows.counter[r]);
     const int64_t top_k = rows.top_k[r] > 0 ? std::min<int64_t>(rows.top_k[r], V) : V;
     if (top_k == V && rows.top_p[r] >= 1) return draw_from_all(blocks, weigh, bits);
-    return draw_filtered(blocks, scratch.maxima, weigh, top_k, rows.top_p[r], bits);
+    return draw_filtered(blocks, weigh, top_k, rows.top_p[r], bits);
 }
 
 void change(float* x, int32_t id, float logit) {
@@ -322,8 +118,9 @@ void change(float* x, int32_t id, float logit) {
 
 // A token's count is 1 if it stands in the history, plus 2 for every time that it stands in the output.
 void penalise(float* x, int64_t V, const SampleRows& rows, int64_t r) {
-    const int32_t *begin = rows.history_ids + rows.history_offsets[r], *end = rows.history_ids + rows.history_offsets[r + 1];
+    const int32_t* begin = rows.history_ids + rows.history_offsets[r];
     const int32_t* output = begin + rows.history_output_starts[r];
+    const int32_t* end = rows.history_ids + rows.history_offsets[r + 1];
     std::vector<uint32_t>& times = scratch.times;
     if (int64_t(times.size()) < V) times.resize(V);
     for (const int32_t* id = begin; id < end; id++) times[*id] = (times[*id] | 1) + 2 * (id >= output);
@@ -363,8 +160,8 @@ void row_logprobs(const float* x, int64_t V, int32_t chosen_id, int64_t num_top,
     };
     chosen = chosen_id < 0 ? LOGPROB_FLOOR : logprob(x[chosen_id]);
     if (num_top == 0) return;
-    keep_top(blocks, scratch.maxima, num_top);
-    const Candidates& top = scratch.candidates;
+    Candidates& top = scratch.candidates;
+    top.collect_top(blocks, scratch.maxima, num_top);
     std::iota(top_ids, top_ids + num_top, 0);
     std::stable_sort(top_ids, top_ids + num_top, [&](int32_t a, int32_t b) { return top.logit[a] > top.logit[b]; });
     for (int64_t i = 0; i < num_top; i++) {
@@ -395,8 +192,7 @@ int64_t fl_sample(float* logits, int64_t R, int64_t V, const float* temperature,
                   const int32_t* history_offsets, const int32_t* history_output_starts, const int32_t* bias_ids,
                   const float* bias_values, const int32_t* bias_offsets, int32_t* token_ids) {
     if (!within(history_ids, history_offsets[R], V) || !within(bias_ids, bias_offsets[R], V)) return 1;
-    const SampleRows rows{temperature, top_k,     top_p,      min_p,       seed,
-                          counter,     presence,  frequency,  repetition,  history_ids,
+    const SampleRows rows{temperature, top_k, top_p, min_p, seed, counter, presence, frequency, repetition, history_ids,
                           history_offsets, history_output_starts, bias_ids, bias_values, bias_offsets};
     for_rows(R, V, [&](int64_t r) { token_ids[r] = sample_row(logits + r * V, V, rows, r); });
     return 0;
