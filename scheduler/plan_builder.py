@@ -29,8 +29,6 @@ class PlanBuilder:
         self._query_lens: list[int] = []
         self.num_tokens = 0
         """Tokens of the step so far."""
-        self.planned: list[Planned] = []
-        """What the built step does, in its order."""
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         """Compute the next `num_tokens` known tokens of a sequence whose block table covers them."""
@@ -38,15 +36,14 @@ class PlanBuilder:
         self._query_lens.append(num_tokens)
         self.num_tokens += num_tokens
 
-    def build(self, step_id: int, encode: ImageJobs, drop_slots: "array[int]") -> StepPlan:
-        """The finished plan."""
+    def build(self, step_id: int, encode: ImageJobs, drop_slots: "array[int]") -> tuple[StepPlan, list[Planned]]:
+        """The finished plan, and what it does in its order."""
         seqs, query_lens = self._seqs, self._query_lens
         kv_lens = [seq.num_computed + num_tokens for seq, num_tokens in zip(seqs, query_lens, strict=True)]
         samples = [kv_len == len(seq.tokens) for seq, kv_len in zip(seqs, kv_lens, strict=True)]
         ends = [*accumulate(query_lens)]
         score, num_scored = self._score_rows(ends)
-        self.planned = [*zip(seqs, query_lens, samples, num_scored, strict=True)]
-        return StepPlan(
+        plan = StepPlan(
             step_id=step_id,
             token_ids=self._token_ids(kv_lens),
             query_lens=ints(query_lens),
@@ -61,6 +58,7 @@ class PlanBuilder:
             encode=encode,
             images=self._span_rows(ends),
         )
+        return plan, [*zip(seqs, query_lens, samples, num_scored, strict=True)]
 
     def _token_ids(self, kv_lens: list[int]) -> "array[int]":
         token_ids = ints()

@@ -40,8 +40,8 @@ def _newest_outputs(seq: Sequence) -> "tuple[int, ...]":
     return tuple(seq.tokens[max(seq.num_prompt, len(seq.tokens) - longest + 1) :])
 
 
-def _bias(seq: Sequence, num_outputs: int) -> Bias:
-    sampling = seq.request.sampling
+def _bias(seq: Sequence) -> Bias:
+    sampling, num_outputs = seq.request.sampling, seq.num_outputs
     if not sampling.bad_words and num_outputs >= sampling.min_tokens:
         return sampling.logit_bias
     banned = _banned_tokens(sampling, _newest_outputs(seq), num_outputs)
@@ -56,9 +56,8 @@ def _has_bias(sampling: SamplingParams) -> bool:
     return bool(sampling.logit_bias or sampling.bad_words or sampling.min_tokens)
 
 
-def _fixed_columns(seqs: list[Sequence]) -> SampleRows:
-    """What stays the same as long as the same sequences are sampled; no histories and biases."""
-    params = [seq.request.sampling for seq in seqs]
+def _fixed_columns(params: list[SamplingParams]) -> SampleRows:
+    """What depends on parameters alone; no histories and biases."""
     return SampleRows(
         temperature=floats([sampling.temperature for sampling in params]),
         top_k=ints([sampling.top_k for sampling in params]),
@@ -68,29 +67,33 @@ def _fixed_columns(seqs: list[Sequence]) -> SampleRows:
         presence_penalty=floats([sampling.presence_penalty for sampling in params]),
         frequency_penalty=floats([sampling.frequency_penalty for sampling in params]),
         repetition_penalty=floats([sampling.repetition_penalty for sampling in params]),
-        history_offsets=ints([0] * (len(seqs) + 1)),
-        history_output_starts=ints([0] * len(seqs)),
-        bias_offsets=ints([0] * (len(seqs) + 1)),
+        history_offsets=ints([0] * (len(params) + 1)),
+        history_output_starts=ints([0] * len(params)),
+        bias_offsets=ints([0] * (len(params) + 1)),
         top_logprobs=ints([sampling.logprobs for sampling in params]),
     )
 
 
 class SampledRows:
-    """Makes the `SampleRows` of step after step. The columns that need not change are kept from the step before, in
-    which mostly the same sequences were sampled."""
+    """Makes the `SampleRows` of step after step. What follows from parameters is kept from the step before, in which
+    mostly the same sequences were sampled; the sequences, which hold their images' pixels, are not."""
 
     def __init__(self) -> None:
-        self._seqs: list[Sequence] = []
+        self._params: list[SamplingParams] = []
         self._fixed = SampleRows()
+        self._have_penalties = self._have_biases = False
 
     def of_step(self, seqs: list[Sequence], rows: "array[int]") -> SampleRows:
         """The next token of seqs[r] is sampled from the logits of the step's token rows[r], int32 [R]."""
-        if seqs != self._seqs:
-            self._seqs, self._fixed = seqs, _fixed_columns(seqs)
+        params = [seq.request.sampling for seq in seqs]
+        if params != self._params:
+            self._params, self._fixed = params, _fixed_columns(params)
+            self._have_penalties = any(map(_has_penalty, params))
+            self._have_biases = any(map(_has_bias, params))
         sample = replace(self._fixed, rows=rows, counter=uints([len(seq.tokens) - seq.num_prompt for seq in seqs]))
-        if any(_has_penalty(seq.request.sampling) for seq in seqs):
+        if self._have_penalties:
             sample = _with_histories(sample, seqs)
-        if any(_has_bias(seq.request.sampling) for seq in seqs):
+        if self._have_biases:
             sample = _with_biases(sample, seqs)
         return sample
 
@@ -111,7 +114,7 @@ def _with_histories(sample: SampleRows, seqs: list[Sequence]) -> SampleRows:
 
 
 def _with_biases(sample: SampleRows, seqs: list[Sequence]) -> SampleRows:
-    biases = [_bias(seq, seq.num_outputs) for seq in seqs]
+    biases = [_bias(seq) for seq in seqs]
     return replace(
         sample,
         bias_ids=ints([token for bias in biases for token, _ in bias]),

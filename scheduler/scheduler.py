@@ -101,8 +101,7 @@ class Scheduler:
         if not builder.num_tokens:
             return None
         self._step_id += 1
-        plan = builder.build(self._step_id, *self._images.take_jobs())
-        self._planned = builder.planned
+        plan, self._planned = builder.build(self._step_id, *self._images.take_jobs())
         return plan
 
     def commit(self, result: StepResult, now: float) -> None:

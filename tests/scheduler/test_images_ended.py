@@ -1,5 +1,6 @@
 """Images that fail, are refused, or whose sequences end: what is kept of them, and who ends with them."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -101,6 +102,16 @@ def test_pixels_are_kept_as_long_as_somebody_may_need_them() -> None:
     scheduler.abort(2)
     with pytest.raises(PixelsMissing):  # encoded, but it could not be again
         scheduler.add(show(4, [A, 2], pixels=False), 0.0)
+
+
+def test_no_request_outlives_its_end() -> None:
+    """Else an idle server would keep the pixels of those that ended last."""
+    scheduler, request = make(), show(0, [1, A, 2])
+    prompt = weakref.ref(request.prompt_ids)
+    scheduler.add(request, 0.0)
+    del request
+    run(scheduler)
+    assert prompt() is None
 
 
 def test_image_that_never_fits_is_refused_with_both_numbers() -> None:
