@@ -1,7 +1,7 @@
 """Times what a decode step does beside the model: `python -m model_runtime.kernels.bench_sampling`.
 
-Sampling against plain torch, for logits that are flat (standard normal) and peaked (four times that); then a whole
-`Runner.run` with a model that computes nothing. Numbers from different runs on a shared machine do not compare; ratios
+A whole `Runner.run` with a model that computes nothing; then sampling against plain torch, for logits that are flat
+(standard normal) and peaked (four times that). Numbers from different runs on a shared machine do not compare; ratios
 within one do. A command for people.
 """
 
