@@ -12,9 +12,10 @@ from model_runtime.executor import Executor, load_executor
 from model_runtime.host import available_memory, usable_cores
 from model_runtime.memory import PlanError, PoolSize, activation_bytes, size_pool
 from scheduler.config import SchedulerConfig
-from scheduler.plan import SampleRows, ScoreRows, StepPlan, floats, ints, uints
+from scheduler.plan import ScoreRows, StepPlan, ints
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime.memory import MODEL, measured_bytes
+from tests.model_runtime.sampling_case import Row, to_plan
 
 SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=100, block_size=16)
 WEIGHTS, BLOCK = 1_000_000, 8192
@@ -115,24 +116,16 @@ def executor(checkpoint: Path) -> Executor:
 
 def make_plan(tokens: int, rows: int, temperature: float) -> StepPlan:
     """One sequence from its start; the first rows are sampled, with every option on."""
-    sample = SampleRows(
-        rows=ints(list(range(rows))),
-        temperature=floats([temperature] * rows),
-        top_k=ints([0] * rows),
-        top_p=floats([0.99] * rows),
-        min_p=floats([0.0] * rows),
-        seed=uints([7] * rows),
-        counter=uints(list(range(rows))),
-        presence_penalty=floats([0.1] * rows),
-        frequency_penalty=floats([0.1] * rows),
-        repetition_penalty=floats([1.1] * rows),
-        history_ids=ints([5] * rows),
-        history_offsets=ints(list(range(rows + 1))),
-        history_output_starts=ints([0] * rows),
-        bias_ids=ints([6] * rows),
-        bias_values=floats([0.5] * rows),
-        bias_offsets=ints(list(range(rows + 1))),
-        top_logprobs=ints([5] * rows),
+    row = Row(
+        temperature=temperature,
+        top_p=0.99,
+        seed=7,
+        presence=0.1,
+        frequency=0.1,
+        repetition=1.1,
+        output=(5,),
+        bias=((6, 0.5),),
+        top_logprobs=5,
     )
     return StepPlan(
         step_id=1,
@@ -140,7 +133,7 @@ def make_plan(tokens: int, rows: int, temperature: float) -> StepPlan:
         query_lens=ints([tokens]),
         kv_lens=ints([tokens]),
         block_tables=ints(list(range(-(-tokens // 32)))),
-        sample=sample,
+        sample=to_plan([replace(row, counter=index) for index in range(rows)]),
         score=ScoreRows(),
     )
 

@@ -12,17 +12,8 @@ from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops import load_ops
 from model_runtime.runner import SCORE_CHUNK, Runner
-from scheduler.plan import (
-    FAILED_TOKEN,
-    LOGPROB_FLOOR,
-    NO_LOGPROBS,
-    SampleRows,
-    ScoreRows,
-    StepPlan,
-    floats,
-    ints,
-    uints,
-)
+from scheduler.plan import FAILED_TOKEN, LOGPROB_FLOOR, NO_LOGPROBS, SampleRows, ScoreRows, StepPlan, ints
+from tests.model_runtime.sampling_case import Row, to_plan
 
 CPU = torch.device("cpu")
 OPS = load_ops(CPU, "auto")
@@ -51,23 +42,7 @@ class Successor:
 
 
 def greedy(rows: list[int], top_logprobs: int = NO_LOGPROBS) -> SampleRows:
-    count = len(rows)
-    return SampleRows(
-        rows=ints(rows),
-        temperature=floats([0.0] * count),
-        top_k=ints([0] * count),
-        top_p=floats([1.0] * count),
-        min_p=floats([0.0] * count),
-        seed=uints([0] * count),
-        counter=uints([0] * count),
-        presence_penalty=floats([0.0] * count),
-        frequency_penalty=floats([0.0] * count),
-        repetition_penalty=floats([1.0] * count),
-        history_offsets=ints([0] * (count + 1)),
-        history_output_starts=ints([0] * count),
-        bias_offsets=ints([0] * (count + 1)),
-        top_logprobs=ints([top_logprobs] * count),
-    )
+    return replace(to_plan([Row(top_logprobs=top_logprobs)] * len(rows)), rows=ints(rows))
 
 
 def make_plan(token_ids: list[int], sample: SampleRows, score: ScoreRows) -> StepPlan:
