@@ -21,12 +21,15 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from model_runtime.executor import Executor, load_executor
+from model_runtime.memory import PlanError
+from model_runtime.weights.errors import CheckpointError
 from scheduler.plan import ints
 from scheduler.request import Request, SamplingParams
 from scheduler.scheduler import Scheduler
 from server.config import ServeConfig, add_arguments, resolve
+from server.embedded import EmbeddedModelMissing
 from server.engine import make_scheduler
-from server.models import resolve_model
+from server.models import ModelNotFound, resolve_model
 from server.options import OptionError
 
 MAX_BATCHED_TOKENS = "512"
@@ -175,8 +178,15 @@ def _line(row: Rates | StepTime, facts: dict[str, object], as_json: bool) -> str
 
 
 def main() -> None:
+    """Measure, or say in a line why not."""
+    try:
+        measure(parser().parse_args())
+    except (OptionError, ModelNotFound, EmbeddedModelMissing, CheckpointError, PlanError) as error:
+        sys.exit(f"engine_bench: {error}")
+
+
+def measure(arguments: argparse.Namespace) -> None:
     """Prints a line for each number of sequences, and context, when it is measured."""
-    arguments = parser().parse_args()
     config = configured(arguments)
     executor = load_executor(
         resolve_model(config.model).path, config.runtime, config.scheduler, lambda stage, done: None

@@ -33,6 +33,23 @@ def test_options_are_those_of_serve_with_defaults_of_its_own() -> None:
     assert configured(parser().parse_args(["--max-num-batched-tokens", "64"])).scheduler.max_num_batched_tokens == 64
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["no-such-model"], "no-such-model is neither"),
+        (["--contexts", "8"], "leaves no room for a prompt"),
+        (["--max-model-len", "99999"], "max_model_len 99999 exceeds"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(
+    folder: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = [] if words[0] == "no-such-model" else [str(folder)]
+    monkeypatch.setattr(sys, "argv", ["engine_bench", *model, *words])
+    with pytest.raises(SystemExit, match=message):
+        engine_bench.main()
+
+
 def test_every_sequence_is_given_a_token_in_every_timed_step(folder: Path) -> None:
     flags = ["--prompt", "9", "--decode", "5", "--sequences", "3", "--max-num-batched-tokens", "8", "--threads", "1"]
     config = configured(parser().parse_args([str(folder), *flags]))
