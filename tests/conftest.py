@@ -1,6 +1,7 @@
 """What must be set before the first test module imports torch, and for every property test."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -11,3 +12,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # examples, run with --hypothesis-profile=default.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
+
+# Shells let what they start in the background ignore Ctrl-C, and programs pass that on to those that they start: some
+# of the commands under test would not hear it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
