@@ -31,7 +31,7 @@ ACTIVATIONS: Mapping[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "quick_gelu"
 """How the kernels number the functions."""
 
 
-def _assert_plain(*tensors: Tensor) -> None:
+def assert_plain(*tensors: Tensor) -> None:
     """What the kernels read and write: contiguous float32."""
     for tensor in tensors:
         assert tensor.dtype == torch.float32, f"expected float32, got {tensor.dtype}"
@@ -76,12 +76,12 @@ def storage(weight: PackedWeight) -> int:
 @register("linear", "cpu")
 def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
     """[T, N] = x @ weight.T + bias."""
-    _assert_plain(x_TK)
+    assert_plain(x_TK)
     num_tokens, num_columns = x_TK.shape
     assert num_columns == weight.num_columns, f"x has {num_columns} columns, the weight {weight.num_columns}"
     bias = 0
     if bias_N is not None:
-        _assert_plain(bias_N)
+        assert_plain(bias_N)
         assert bias_N.numel() == weight.num_rows, (
             f"bias has {bias_N.numel()} numbers, the weight {weight.num_rows} rows"
         )
@@ -121,7 +121,7 @@ def embedding(ids_T: Tensor, table: PackedWeight) -> Tensor:
 @register("rms_norm", "cpu")
 def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight of each row."""
-    _assert_plain(x_TK, weight_K)
+    assert_plain(x_TK, weight_K)
     num_columns = weight_K.numel()
     assert x_TK.shape[-1] == num_columns, f"x has {x_TK.shape[-1]} columns, the weight {num_columns}"
     out_TK = torch.empty_like(x_TK)
@@ -133,7 +133,7 @@ def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
 @register("qk_norm", "cpu")
 def qk_norm(qkv_TE: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, eps: float, shape: HeadShape) -> None:
     """rms_norm of every query head and every key head, in place."""
-    _assert_plain(qkv_TE, q_weight_D, k_weight_D)
+    assert_plain(qkv_TE, q_weight_D, k_weight_D)
     _assert_heads(qkv_TE, shape)
     assert q_weight_D.numel() == k_weight_D.numel() == shape.head_dim, "norm weights must have a number per channel"
     library().qk_norm(
@@ -151,7 +151,7 @@ def qk_norm(qkv_TE: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, eps: float, 
 @register("rope_and_cache", "cpu")
 def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, shape: HeadShape) -> None:
     """Rotate queries and keys in place, write keys and values to the batch's slots."""
-    _assert_plain(qkv_TE, rope.cos_PR2, rope.sin_PR2)
+    assert_plain(qkv_TE, rope.cos_PR2, rope.sin_PR2)
     _assert_heads(qkv_TE, shape)
     num_positions, half = rope.cos_PR2.shape
     assert 2 * half <= shape.head_dim, f"{2 * half} rotated channels in a head of {shape.head_dim}"
@@ -178,7 +178,7 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
 @register("paged_attention", "cpu")
 def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
     """[T, H D]: softmax attention through the block table."""
-    _assert_plain(qkv_TE)
+    assert_plain(qkv_TE)
     _assert_heads(qkv_TE, shape)
     out_TC = torch.empty(qkv_TE.shape[0], shape.num_heads * shape.head_dim)
     failed = library().paged_attention(
@@ -215,7 +215,7 @@ def gelu_tanh_mul(gate_up_T2F: Tensor) -> Tensor:
 
 
 def _gated(function: Callable[..., None], gate_up_T2F: Tensor) -> Tensor:
-    _assert_plain(gate_up_T2F)
+    assert_plain(gate_up_T2F)
     num_tokens, width = gate_up_T2F.shape
     assert width % 2 == 0, f"{width} columns are not two halves"
     out_TF = torch.empty(num_tokens, width // 2)
@@ -226,7 +226,7 @@ def _gated(function: Callable[..., None], gate_up_T2F: Tensor) -> Tensor:
 @register("activate", "cpu")
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """The function of every number."""
-    _assert_plain(x)
+    assert_plain(x)
     out = torch.empty_like(x)
     library().activate(x.data_ptr(), ACTIVATIONS[activation], x.numel(), out.data_ptr())
     return out
@@ -248,7 +248,7 @@ def kv_arguments(kv: KVLayer, block_size: int, shape: HeadShape) -> tuple[int, i
     assert (kv.scales_NH2B is not None) == (dtype == torch.int8), "scales belong to int8"
     scales = 0
     if kv.scales_NH2B is not None:
-        _assert_plain(kv.scales_NH2B)
+        assert_plain(kv.scales_NH2B)
         assert kv.scales_NH2B.shape == (*heads, 2, block_size), "scales are not those of the keys and values"
         scales = kv.scales_NH2B.data_ptr()
     return kv.key_NHDB.data_ptr(), kv.value_NHBD.data_ptr(), scales, KV_STORAGE[dtype]

@@ -15,7 +15,7 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.cpu import kv_arguments, storage
+from model_runtime.ops.cpu import assert_plain, kv_arguments, storage
 from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Linear, RopeTable, register
 
 
@@ -156,7 +156,7 @@ def _pointer(tensor: Tensor | None) -> int | None:
     """Address of contiguous float32 numbers."""
     if tensor is None:
         return None
-    assert tensor.dtype == torch.float32 and tensor.is_contiguous(), f"expected contiguous float32, got {tensor.dtype}"
+    assert_plain(tensor)
     return tensor.data_ptr()
 
 
