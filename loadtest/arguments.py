@@ -45,6 +45,12 @@ def _positive(text: str) -> float:
     return value
 
 
+def _none_or_longer(text: str) -> float:
+    if not 0 <= (value := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+    return value
+
+
 def _spread(text: str) -> float:
     if not 0 <= (value := float(text)) <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
@@ -86,6 +92,13 @@ def _add_servers(group: "argparse._ArgumentGroup") -> None:
 
 def _add_load(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--concurrency", metavar="N,…", help="closed loop: streams at a time (default: 1,4,16)")
+    group.add_argument(
+        "--ramp",
+        type=_none_or_longer,
+        default=0.0,
+        metavar="SECONDS",
+        help="in which the streams of a closed loop start, one after the other (default: 0, all at once)",
+    )
     group.add_argument("--request-rate", metavar="R,…", help="open loop: requests a second")
     group.add_argument(
         "--arrival",

@@ -80,18 +80,21 @@ class Sender:
         }
 
 
-async def closed_loop(sender: Sender, sessions: Sequence[Session], concurrency: int) -> list[Record]:
-    """`concurrency` users who take the next session as soon as theirs has ended."""
+async def closed_loop(sender: Sender, sessions: Sequence[Session], concurrency: int, ramp: float) -> list[Record]:
+    """`concurrency` users who take the next session as soon as theirs has ended; they come evenly spread over `ramp`
+    seconds."""
     waiting = iter(sessions)
     records: list[Record] = []
+    users = min(concurrency, len(sessions))
 
-    async def user() -> None:
+    async def user(index: int) -> None:
+        await asyncio.sleep(ramp * index / users)
         for session in waiting:
             records.extend(await sender.session(session, None))
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(sessions))):
-            group.create_task(user())
+        for index in range(users):
+            group.create_task(user(index))
     return records
 
 

@@ -110,7 +110,7 @@ class Runner:
                 if level.concurrency is None:
                     records = await open_loop(sender, sessions, times)
                 else:
-                    records = await closed_loop(sender, sessions, level.concurrency)
+                    records = await closed_loop(sender, sessions, level.concurrency, level.ramp)
         finally:
             watch.cancel()
         cores, server_cores = meter.cores()

@@ -58,6 +58,8 @@ class Level:
 
     concurrency: int | None = None
     rate: float | None = None
+    ramp: float = 0.0
+    """Seconds in which the streams start, one after the other."""
 
     @property
     def label(self) -> str:
@@ -109,6 +111,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         )
     if arguments.concurrency and arguments.request_rate:
         raise LoadTestError("give --concurrency (closed loop) or --request-rate (open loop), not both")
+    if arguments.ramp and (arguments.request_rate or trace is not None):
+        raise LoadTestError("--ramp is for a closed loop (--concurrency)")
     if arguments.workload == "images" and arguments.api != "chat":
         raise LoadTestError("--workload images needs --api chat")
     given = vars(arguments)
@@ -153,7 +157,7 @@ def _levels(arguments: argparse.Namespace) -> tuple[Level, ...]:
     counts = _listed(arguments.concurrency or "1,4,16", "--concurrency", int)
     if not all(1 <= count <= MAX_COUNT for count in counts):
         raise LoadTestError(f"--concurrency {arguments.concurrency}: counts must be 1 or more")
-    return tuple(Level(concurrency=count) for count in counts)
+    return tuple(Level(concurrency=count, ramp=arguments.ramp) for count in counts)
 
 
 def _servers(arguments: argparse.Namespace) -> tuple[Server, ...]:

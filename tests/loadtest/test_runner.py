@@ -126,6 +126,15 @@ def test_an_open_loop_keeps_its_times_whatever_the_server_does() -> None:
     assert all(-0.002 < record.lateness < 0.5 for record in records), "timers may be a millisecond early"
 
 
+def test_streams_of_a_closed_loop_come_in_turn_where_asked() -> None:
+    with running(FakeServer(ttft=0.5, gap=0.001)) as server:
+        result = run(server, "--concurrency", "4", "--requests", "4", "--ramp", "0.4")
+    starts = [record.start for record in by_time(result.records)]
+    assert all(later - earlier >= 0.09 for earlier, later in itertools.pairwise(starts))
+    with pytest.raises(LoadTestError, match="--ramp is for a closed loop"):
+        settings("--request-rate", "2", "--ramp", "1")
+
+
 def test_a_trace_is_replayed(tmp_path: Path) -> None:
     lines = [{"offset": 100.2, "input_tokens": 30, "output_tokens": 2}, {"offset": 100, "output_tokens": 3}]
     lines[1]["messages"] = [{"role": "user", "content": "hello there"}]
