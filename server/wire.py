@@ -14,7 +14,7 @@ import msgspec
 from model_runtime.config import RuntimeInfo
 from scheduler.request import SamplingParams
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 SUPERVISOR = b"supervisor"
 """ZeroMQ identity of the supervisor."""
