@@ -6,9 +6,11 @@ Part of step 9 of a request's path. Made and fed by `server/stream.py`; API proc
 from collections import deque
 from dataclasses import dataclass
 
-from server.detokenize import TextStream
+from server.detokenize import TextDecoder
 from server.generation import GenerationRequest
+from server.output import PLAIN, OutputForm, OutputReader
 from server.prompt.tokenizer import Tokenizer
+from server.tools.calls import CallPart
 from server.wire import Event, Logprob
 
 
@@ -30,12 +32,15 @@ class Delta:
     index: int
     """prompt * n + choice"""
     text: str = ""
+    """Content, as opposed to reasoning and calls; of all three, reasoning comes first and calls last."""
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
     token_ids: tuple[int, ...] = ()
     """All tokens since the choice's last delta with text, tokens or an end; end tokens included."""
     tokens: tuple[TextToken, ...] = ()
-    """Of the text, when log-probabilities were asked for."""
+    """Of all that the model wrote, reasoning and calls too, when log-probabilities were asked for."""
     finish_reason: str | None = None
-    """stop or length, on the choice's last delta."""
+    """stop, length or tool_calls, on the choice's last delta."""
     stop_reason: str | int | None = None
     """The stop string or stop token that ended the choice."""
 
@@ -49,6 +54,7 @@ class Prompt:
     """The text that precedes each choice's output."""
     discard_output: bool = False
     """max_tokens was 0: the engine computes one token, which is dropped and not counted."""
+    form: OutputForm = PLAIN
 
 
 class ChoiceText:
@@ -57,7 +63,8 @@ class ChoiceText:
     def __init__(self, index: int, prompt: Prompt, tokenizer: Tokenizer) -> None:
         self.index, self._prompt, self._tokenizer = index, prompt, tokenizer
         request = prompt.request
-        self._stream = TextStream(request.stop, request.include_stop)
+        self._decoder = TextDecoder()
+        self._reader = OutputReader(prompt.form, request.stop, request.include_stop)
         self._min_tokens = request.sampling.min_tokens
         self._want_tokens = request.sampling.logprobs >= 0
         self._pending: deque[TextToken] = deque()
@@ -66,6 +73,7 @@ class ChoiceText:
         self._started = False
         self.ended = False
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self.cached_tokens = 0
 
     @property
@@ -80,53 +88,65 @@ class ChoiceText:
         first, self._started = not self._started, True
         if event.token_ids and first:
             self.cached_tokens = event.cached_tokens
-        text = "" if self._prompt.discard_output else self._take_tokens(event)
-        finish_reason = event.finish_reason
-        if self._stream.stopped is not None:
-            finish_reason = "stop"
-        elif finish_reason is not None:
-            text += self._stream.finish()
-        if self._prompt.discard_output:
-            finish_reason = finish_reason and "length"
+        if not self._prompt.discard_output:
+            self._take_tokens(event)
+        finish_reason = self._end(event)
         self.ended = finish_reason is not None
-        tokens = self._release(len(text.encode()) - self._stream.take_surplus()) if self._want_tokens else []
+        parts = self._reader.take()
+        text, reasoning, calls = parts.content, parts.reasoning, tuple(parts.calls)
+        tokens = self._release(parts.text_bytes - self._decoder.take_surplus()) if self._want_tokens else []
         if first and self._prompt.echo is not None:
             text = self._prompt.echo + text
             tokens = self._echoed(prompt_logprobs) + tokens
-        if not (first or text or tokens or self.ended):
+        has_more = bool(text or reasoning or calls or tokens or self.ended)
+        if not (first or has_more):
             return None
         token_ids: tuple[int, ...] = ()
-        if text or tokens or self.ended:
+        if has_more:
             token_ids, self._unsent_ids = tuple(self._unsent_ids), []
         return Delta(
             index=self.index,
             text=text,
+            reasoning=reasoning,
+            calls=calls,
             token_ids=token_ids,
             tokens=tuple(tokens),
             finish_reason=finish_reason,
-            stop_reason=(self._stream.stopped or event.stop_token_id) if finish_reason == "stop" else None,
+            stop_reason=(self._reader.stopped or event.stop_token_id) if finish_reason == "stop" else None,
         )
 
-    def _take_tokens(self, event: Event) -> str:
-        """The text that is safe to show, up to and including the token that completes a stop string."""
-        pieces = []
+    def _end(self, event: Event) -> str | None:
+        """Why the choice ends with this event; None when it goes on."""
+        if self._reader.stopped is not None:
+            return "stop"
+        if event.finish_reason is None:
+            return None
+        self._reader.finish()
+        return "length" if self._prompt.discard_output else event.finish_reason
+
+    def _take_tokens(self, event: Event) -> None:
+        """Read the tokens up to and including the one that completes a stop string."""
         last = len(event.token_ids) - 1
         for position, token_id in enumerate(event.token_ids):
             self.completion_tokens += 1
+            self.reasoning_tokens += self._reader.reasoning
             self._unsent_ids.append(token_id)
-            if self._tokenizer.is_special(token_id) or (position == last and self._is_hidden_end(event)):
+            if self._is_hidden(token_id) or (position == last and self._is_hidden_end(event)):
                 continue
-            pieces.append(self._push(token_id))
+            self._push(token_id)
             if self._want_tokens:
                 self._pending.append(self._text_token(token_id, event.logprobs[position]))
-            if self._stream.stopped is not None:
+            if self._reader.stopped is not None:
                 break
-        return "".join(pieces)
 
-    def _push(self, token_id: int) -> str:
+    def _push(self, token_id: int) -> None:
         """A stop string counts once there are more than min_tokens tokens, as end tokens do in the engine."""
-        data = self._tokenizer.token_bytes(token_id)
-        return self._stream.push(data, may_stop=self.completion_tokens > self._min_tokens)
+        text = self._decoder.push(self._tokenizer.token_bytes(token_id))
+        self._reader.push(text, may_stop=self.completion_tokens > self._min_tokens)
+
+    def _is_hidden(self, token_id: int) -> bool:
+        """Special tokens are no text, but for marks."""
+        return self._tokenizer.is_special(token_id) and token_id not in self._prompt.form.markup_ids
 
     def _is_hidden_end(self, event: Event) -> bool:
         """The token that ended the choice is no text, unless it is a stop token and the client wants to see it."""
@@ -148,7 +168,7 @@ class ChoiceText:
         self._ahead += text_bytes
         released = []
         while self._pending and (
-            len(self._pending[0].data) <= self._ahead or (self.ended and not self._stream.stopped)
+            len(self._pending[0].data) <= self._ahead or (self.ended and not self._reader.stopped)
         ):
             token = self._pending.popleft()
             self._ahead -= len(token.data)

@@ -1,38 +1,31 @@
 """Bytes of tokens to text, incrementally: whole characters, stop strings, and nothing shown that must be taken back.
 
-Used by `server/choice.py`, one stream per choice, and by tests; API process. Pure: no I/O, no clock.
+Used by `server/choice.py` and `server/output.py`, one of each per choice; API process. Pure: no I/O, no clock.
 """
 
 import codecs
 
 
-class TextStream:
-    """The text of one output. However the bytes are cut into pushes, the concatenated text is the same.
+class TextDecoder:
+    """The characters of one output. However the bytes are cut into pushes, the concatenated text is the same.
 
     Bytes that are no UTF-8 become U+FFFD, one per maximal ill-formed part (Unicode 3.9); a character that is still
     incomplete at the end is dropped. Output continues the prompt, so a SentencePiece token's leading space is kept: the
     text is the bytes of its tokens, also for the first.
-
-    The first stop string to be complete ends the text, the longest of those that end at the same character. The text
-    before it stays (with `include_stop` the stop string too); text that may be its beginning is held back until that is
-    decided.
     """
 
-    def __init__(self, stop: tuple[str, ...] = (), include_stop: bool = False) -> None:
-        """`stop` holds non-empty strings."""
-        self.stopped: str | None = None
-        """The stop string that ended the text."""
-        self._include_stop = include_stop
+    def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._matchers = [_StopMatcher(text) for text in sorted(stop, key=len, reverse=True)]
-        self._held = ""
         self._undecoded = 0
         self._surplus = 0
 
-    def push(self, data: bytes, *, may_stop: bool = True) -> str:
-        """The text that is certain with the bytes of the next tokens. "" once a stop string was found. Without
-        `may_stop`, a stop string that these bytes complete is text like any other."""
-        return "" if self.stopped is not None else self._match(self._decode(data), may_stop)
+    def push(self, data: bytes) -> str:
+        """The characters that are whole with these bytes."""
+        text = self._decoder.decode(data)
+        undecoded = len(self._decoder.getstate()[0])
+        self._surplus += len(text.encode()) - (self._undecoded + len(data) - undecoded)
+        self._undecoded = undecoded
+        return text
 
     def take_surplus(self) -> int:
         """Bytes by which the text, as UTF-8, has grown more than the bytes that it stands for, since the last call:
@@ -40,19 +33,27 @@ class TextStream:
         surplus, self._surplus = self._surplus, 0
         return surplus
 
-    def finish(self) -> str:
-        """The text that was held back, when the output has ended."""
-        rest, self._held = self._held, ""
-        return rest
 
-    def _decode(self, data: bytes) -> str:
-        text = self._decoder.decode(data)
-        undecoded = len(self._decoder.getstate()[0])
-        self._surplus += len(text.encode()) - (self._undecoded + len(data) - undecoded)
-        self._undecoded = undecoded
-        return text
+class StopFilter:
+    """Ends a text at the first stop string to be complete, the longest of those that end at the same character.
 
-    def _match(self, text: str, may_stop: bool) -> str:
+    The text before it stays (with `include_stop` the stop string too); text that may be its beginning is held back
+    until that is decided.
+    """
+
+    def __init__(self, stop: tuple[str, ...] = (), include_stop: bool = False) -> None:
+        """`stop` holds non-empty strings."""
+        self.stopped: str | None = None
+        """The stop string that ended the text."""
+        self._include_stop = include_stop
+        self._matchers = [_StopMatcher(text) for text in sorted(stop, key=len, reverse=True)]
+        self._held = ""
+
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """The text that is certain with this piece. "" once a stop string was found. Without `may_stop`, a stop string
+        that this piece completes is text like any other."""
+        if self.stopped is not None:
+            return ""
         if not self._matchers:
             return text
         known = len(self._held)
@@ -64,6 +65,11 @@ class TextStream:
         safe = len(self._held) - max(matcher.matched for matcher in self._matchers)
         shown, self._held = self._held[:safe], self._held[safe:]
         return shown
+
+    def finish(self) -> str:
+        """The text that was held back, when the output has ended."""
+        rest, self._held = self._held, ""
+        return rest
 
     def _stop_at(self, end: int, stop: str) -> str:
         self.stopped = stop

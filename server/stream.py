@@ -25,6 +25,8 @@ class Usage:
     cached_tokens: int
     image_tokens: int = 0
     """Those of prompt_tokens that stand for images."""
+    reasoning_tokens: int = 0
+    """Those of completion_tokens before the end of the reasoning."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +123,7 @@ class Generation:
             completion_tokens=sum(choice.completion_tokens for choice in self._choices()),
             cached_tokens=sum(state.choices[0].cached_tokens for state in self._states),
             image_tokens=self._image_tokens,
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self._choices()),
         )
 
 

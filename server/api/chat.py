@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: step 1 of a request's path, and the answer in OpenAI's chat shapes. API process."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request
@@ -66,11 +66,11 @@ class ChatRenderer:
             role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
             events += self._template.choice(delta.index, role, extra + usage)
         ids = b',"token_ids":' + to_json(delta.token_ids) if self._body.return_token_ids else b""
-        if delta.text or delta.tokens:
-            logprobs = to_json(chat_logprobs(delta.tokens, self._tokenizer)) if self._body.logprobs else b"null"
-            fields = b',"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b'
-            events += self._template.choice(delta.index, fields % (to_json(delta.text), logprobs, ids), usage)
-            ids = b""
+        logprobs = to_json(chat_logprobs(delta.tokens, self._tokenizer)) if self._body.logprobs else b"null"
+        for piece in _pieces(delta):
+            fields = b',"delta":{%b},"logprobs":%b,"finish_reason":null%b'
+            events += self._template.choice(delta.index, fields % (piece, logprobs, ids), usage)
+            ids, logprobs = b"", b"null"
         if delta.finish_reason is not None:
             fields = b',"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b%b'
             reasons = (to_json(delta.finish_reason), to_json(delta.stop_reason), ids)
@@ -101,7 +101,7 @@ class ChatRenderer:
     def _choice(self, index: int, result: ChoiceResult) -> dict[str, object]:
         choice: dict[str, object] = {
             "index": index,
-            "message": {"role": "assistant", "content": result.text, "refusal": None},
+            "message": _message(result),
             "logprobs": chat_logprobs(result.tokens, self._tokenizer) if self._body.logprobs else None,
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,
@@ -109,3 +109,33 @@ class ChatRenderer:
         if self._body.return_token_ids:
             choice["token_ids"] = result.token_ids
         return choice
+
+
+def _pieces(delta: Delta) -> Iterator[bytes]:
+    """The fields of `delta` in chunks that follow each other: reasoning, content, then each part of a call."""
+    if delta.reasoning:
+        yield b'"reasoning_content":' + to_json(delta.reasoning)
+    if delta.text or (delta.tokens and not (delta.reasoning or delta.calls)):
+        yield b'"content":' + to_json(delta.text)
+    for part in delta.calls:
+        function = {"name": part.name, "arguments": part.arguments} if part.id else {"arguments": part.arguments}
+        head = {"id": part.id, "type": "function"} if part.id else {}
+        yield b'"tool_calls":[%b]' % to_json({"index": part.index} | head | {"function": function})
+
+
+def _message(result: ChoiceResult) -> dict[str, object]:
+    """`content` is null where there is something else instead."""
+    has_other = bool(result.reasoning or result.calls)
+    message: dict[str, object] = {
+        "role": "assistant",
+        "content": None if has_other and not result.text else result.text,
+        "refusal": None,
+    }
+    if result.reasoning:
+        message["reasoning_content"] = result.reasoning
+    if result.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in result.calls
+        ]
+    return message

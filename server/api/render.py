@@ -4,7 +4,7 @@ A chunk is a constant head with a few spliced values: building and serializing a
 more. API process.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,6 +14,7 @@ import msgspec
 from server.choice import TextToken
 from server.schema.common import GenerationBody
 from server.stream import Generation, Usage
+from server.tools.calls import CallPart
 
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 """What JSON leaves unescaped and readers that split a stream with Unicode's rules (httpx's `iter_lines`) take for the
@@ -40,10 +41,21 @@ class Head:
 
 
 @dataclass(slots=True)
+class Call:
+    """One tool call; its arguments are JSON, not all of it where the output was cut."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
 class ChoiceResult:
     """One whole choice."""
 
     text: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TextToken] = field(default_factory=list)
     finish_reason: str | None = None
@@ -69,6 +81,8 @@ async def collect(generation: Generation) -> list[ChoiceResult]:
         async for delta in deltas:
             result = results[delta.index]
             result.text += delta.text
+            result.reasoning += delta.reasoning
+            _collect_calls(result.calls, delta.calls)
             result.token_ids += delta.token_ids
             result.tokens += delta.tokens
             if delta.finish_reason is not None:
@@ -76,15 +90,24 @@ async def collect(generation: Generation) -> list[ChoiceResult]:
     return results
 
 
+def _collect_calls(calls: list[Call], parts: Sequence[CallPart]) -> None:
+    for part in parts:
+        if part.id:
+            calls.append(Call(part.id, part.name))
+        calls[part.index].arguments += part.arguments
+
+
 def usage_document(usage: Usage) -> dict[str, object]:
-    """OpenAI's `usage` object; with the tokens of images where there are any."""
+    """OpenAI's `usage` object; with the tokens of images and of reasoning where there are any."""
     images = {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
-    return {
+    reasoning = {"reasoning_tokens": usage.reasoning_tokens} if usage.reasoning_tokens else {}
+    document: dict[str, object] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} | images,
     }
+    return document | ({"completion_tokens_details": reasoning} if reasoning else {})
 
 
 class ChunkTemplate:

@@ -5,7 +5,22 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.detokenize import TextStream
+from server.detokenize import StopFilter, TextDecoder
+
+
+class TextStream:
+    """Decoder and stop strings one after the other."""
+
+    def __init__(self, stop: tuple[str, ...] = (), include_stop: bool = False) -> None:
+        self.decoder, self.filter = TextDecoder(), StopFilter(stop, include_stop)
+        self.finish = self.filter.finish
+
+    @property
+    def stopped(self) -> str | None:
+        return self.filter.stopped
+
+    def push(self, data: bytes, *, may_stop: bool = True) -> str:
+        return self.filter.push(self.decoder.push(data), may_stop=may_stop)
 
 
 def chunked(data: bytes, cuts: list[int]) -> list[bytes]:

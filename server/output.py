@@ -1,0 +1,94 @@
+"""What the text of an output consists of: reasoning, content, tool calls. The pipeline is
+
+    text -> reasoning splitter -> stop strings (of what is not reasoning) -> tool parser -> parts
+
+of small pure objects, each of which gives the same however the text is cut into pushes. Made and fed by
+`server/choice.py`, one reader per choice; API process.
+"""
+
+from dataclasses import dataclass, field
+
+from server.detokenize import StopFilter
+from server.reasoning import Kind, Piece, ReasoningMarks, ReasoningSplitter
+from server.tools.calls import CallPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputForm:
+    """How the text of a request's outputs is to be read."""
+
+    reasoning: ReasoningMarks | None = None
+    """None: nothing in the text is reasoning."""
+    is_reasoning: bool = False
+    """The prompt ends inside the reasoning."""
+    shows_reasoning: bool = True
+    markup_ids: frozenset[int] = frozenset()
+    """Special tokens that belong to the text, since they are marks."""
+
+
+PLAIN = OutputForm()
+
+
+@dataclass(slots=True)
+class Parts:
+    """What one step added to an output."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallPart] = field(default_factory=list)
+    text_bytes: int = 0
+    """Bytes of the text that is decided: of all that the model wrote, marks included, unless a stop string cut it."""
+
+
+class OutputReader:
+    """Reads one output."""
+
+    def __init__(self, form: OutputForm, stop: tuple[str, ...], include_stop: bool) -> None:
+        self._form = form
+        self._stop = StopFilter(stop, include_stop)
+        marks = form.reasoning
+        self._splitter = None if marks is None else ReasoningSplitter(marks, is_open=form.is_reasoning)
+        self._parts = Parts()
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the output."""
+        return self._stop.stopped
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether the text so far ends inside the reasoning."""
+        return self._splitter is not None and self._splitter.reasoning
+
+    def push(self, text: str, *, may_stop: bool) -> None:
+        """Read on. After a stop string nothing changes any more."""
+        if self._splitter is None:
+            self._content(self._stop.push(text, may_stop=may_stop))
+            return
+        for piece in self._splitter.push(text):
+            self._sort(piece, may_stop)
+
+    def finish(self) -> None:
+        """The output has ended."""
+        if self.stopped is None:
+            for piece in self._splitter.finish() if self._splitter is not None else ():
+                self._sort(piece, False)
+            self._content(self._stop.finish())
+
+    def take(self) -> Parts:
+        """What is certain and was not taken before."""
+        parts, self._parts = self._parts, Parts()
+        return parts
+
+    def _sort(self, piece: Piece, may_stop: bool) -> None:
+        kind, text = piece
+        if kind is Kind.CONTENT:
+            self._content(self._stop.push(text, may_stop=may_stop))
+            return
+        self._parts.text_bytes += len(text.encode())
+        if kind is Kind.REASONING and self._form.shows_reasoning:
+            self._parts.reasoning += text
+
+    def _content(self, text: str) -> None:
+        self._parts.content += text
+        self._parts.text_bytes += len(text.encode())

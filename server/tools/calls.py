@@ -1,0 +1,16 @@
+"""A piece of a tool call, as it is found in the text of an output. Made by the parsers of this package, read by the
+renderers of every API surface; API process."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPart:
+    """The beginning of a call (it has an id and a name) or more of its arguments, or both."""
+
+    index: int
+    """Of the call in its choice, from 0."""
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    """A piece of JSON; all pieces of a complete call together are an object."""

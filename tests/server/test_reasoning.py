@@ -1,0 +1,101 @@
+"""Reasoning is told from content: marks, white space, any cut into pieces, stop strings, log-probabilities."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.request import SamplingParams
+from server.choice import ChoiceText, Delta, Prompt
+from server.generation import GenerationRequest
+from server.output import OutputForm
+from server.reasoning import Kind, ReasoningMarks, ReasoningSplitter, marks_of
+from server.wire import Event, Logprob
+from tests.server.fakes import EOS, TOKENIZER, ids_of
+
+THINK = ReasoningMarks(begin="<think>", end="</think>")
+FORM = OutputForm(reasoning=THINK)
+
+
+def split(pieces: list[str], *, is_open: bool = False) -> tuple[str, str]:
+    """(reasoning, content); every character must come out once."""
+    splitter = ReasoningSplitter(THINK, is_open=is_open)
+    found = [part for piece in pieces for part in splitter.push(piece)] + list(splitter.finish())
+    assert "".join(text for _, text in found) == "".join(pieces)
+    texts = ("".join(text for kind, text in found if kind is wanted) for wanted in (Kind.REASONING, Kind.CONTENT))
+    return next(texts), next(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "expected"),
+    [
+        ("<think>\na b\n</think>\n\nyes", False, ("a b", "yes")),
+        ("\n <think>a</think>b", False, ("a", "b")),
+        ("a b\n</think>\n\nyes\n", True, ("a b", "yes\n")),
+        ("<think>\na</think>b", True, ("a", "b")),
+        ("<think>\n\n</think>\n\nyes", False, ("", "yes")),
+        ("</think>yes", True, ("", "yes")),
+        ("yes <think>no</think>", False, ("", "yes <think>no</think>")),
+        (" yes", False, ("", " yes")),
+        ("<thin", False, ("", "<thin")),
+        ("\n", False, ("", "\n")),
+        ("a </thi", True, ("a </thi", "")),
+        ("a \n", True, ("a", "")),
+        ("a <think> b </ think></think></think>c", True, ("a <think> b </ think>", "</think>c")),
+        ("", True, ("", "")),
+    ],
+)
+def test_what_is_reasoning(text: str, is_open: bool, expected: tuple[str, str]) -> None:
+    assert split([text], is_open=is_open) == expected
+    assert split(list(text), is_open=is_open) == expected
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "</", "think", ">", " ", "\n", "a"]), max_size=12), st.booleans()
+)
+def test_any_cut_gives_the_same(pieces: list[str], is_open: bool) -> None:
+    assert split(pieces, is_open=is_open) == split(["".join(pieces)], is_open=is_open)
+
+
+def test_marks_come_from_the_template() -> None:
+    assert marks_of("{% if '</think>' in content %}") == THINK
+    assert marks_of("[THINK]{{ x }}[/THINK]") == ReasoningMarks(begin="[THINK]", end="[/THINK]")
+    assert marks_of("{{ messages }}") is None
+
+
+def read(text: str, form: OutputForm = FORM, *, logprobs: int = -1, stop: tuple[str, ...] = ()) -> list[Delta]:
+    """The deltas of a choice whose tokens come one by one, then an end token."""
+    sampling = SamplingParams(max_tokens=1000, eos_token_ids=(EOS,), logprobs=logprobs)
+    request = GenerationRequest(
+        prompt_ids=TOKENIZER.encode("x", add_special_tokens=False, allow_special=False), sampling=sampling, stop=stop
+    )
+    choice = ChoiceText(0, Prompt(request=request, form=form), TOKENIZER)
+    deltas = []
+    for token_id in [*ids_of(text), EOS]:
+        event = Event(
+            0, [token_id], finish_reason="stop" if token_id == EOS else None, logprobs=[Logprob(-1.0, [], [])]
+        )
+        delta = None if choice.ended else choice.push(event, [])
+        deltas += [] if delta is None else [delta]
+    return deltas
+
+
+def test_stop_strings_do_not_act_inside() -> None:
+    """H11: nor does one that the end mark would complete, or that begins before it."""
+    deltas = read("<think>a END b</think>\n\nc END d", stop=("END", "b</think>", "\n\n", ">\n\nc"))
+    assert "".join(delta.reasoning for delta in deltas) == "a END b"
+    assert "".join(delta.text for delta in deltas) == "c "
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", "END")
+
+
+def test_log_probabilities_are_of_all_that_was_written() -> None:
+    text = "<think>\na é</think>\n\nhello"
+    deltas = read(text, logprobs=0)
+    assert b"".join(token.data for delta in deltas for token in delta.tokens) == text.encode()
+    cut = read(text + " END more", logprobs=0, stop=("END",))
+    assert b"".join(token.data for delta in cut for token in delta.tokens) == (text + " ").encode()
+
+
+def test_reasoning_can_be_left_out() -> None:
+    deltas = read("<think>a</think>b", OutputForm(reasoning=THINK, shows_reasoning=False))
+    assert [delta.reasoning for delta in deltas if delta.reasoning] == []
+    assert "".join(delta.text for delta in deltas) == "b"
