@@ -4,7 +4,7 @@ Part of step 9 of a request's path. Made and fed by `server/stream.py`; API proc
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from server.detokenize import TextDecoder
 from server.generation import GenerationRequest
@@ -18,6 +18,7 @@ from server.wire import Event, Logprob
 class TextToken:
     """A token with its log-probability. `data` are its bytes in the text (cut where a stop string cut the text)."""
 
+    token_id: int
     data: bytes
     value: float | None
     """None for the first token of a prompt, which nothing predicts."""
@@ -155,11 +156,13 @@ class ChoiceText:
         return event.stop_token_id is None or not self._prompt.request.include_stop
 
     def _text_token(self, token_id: int, logprob: Logprob) -> TextToken:
+        wanted = self._prompt.request.sampling.logprobs  # of a prompt's tokens, more may have been asked for
         return TextToken(
+            token_id=token_id,
             data=self._tokenizer.token_bytes(token_id),
             value=logprob.value,
-            top_ids=tuple(logprob.top_ids),
-            top_values=tuple(logprob.top_values),
+            top_ids=tuple(logprob.top_ids[:wanted]),
+            top_values=tuple(logprob.top_values[:wanted]),
         )
 
     def _release(self, text_bytes: int) -> list[TextToken]:
@@ -175,13 +178,12 @@ class ChoiceText:
             released.append(token)
         if self.ended and self._pending and self._ahead > 0:
             cut = self._pending[0]
-            data = cut.data[: self._ahead]
-            released.append(TextToken(data=data, value=cut.value, top_ids=cut.top_ids, top_values=cut.top_values))
+            released.append(replace(cut, data=cut.data[: self._ahead]))
         return released
 
     def _echoed(self, logprobs: list[Logprob]) -> list[TextToken]:
         if not self._want_tokens:
             return []
         ids = self._prompt.request.prompt_ids
-        first = TextToken(data=self._tokenizer.token_bytes(ids[0]), value=None)
+        first = TextToken(token_id=ids[0], data=self._tokenizer.token_bytes(ids[0]), value=None)
         return [first, *(self._text_token(token, value) for token, value in zip(ids[1:], logprobs, strict=True))]

@@ -64,6 +64,10 @@ class Generation:
         """Token ids of the prompt that choice `index` continues."""
         return self._choices()[index].prompt_ids
 
+    def prompt_logprobs(self, index: int) -> list[Logprob]:
+        """Of the prompt that choice `index` continues, one for each token but the first."""
+        return next(state.logprobs for state in self._states if any(choice.index == index for choice in state.choices))
+
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Until every choice has ended. Raises ApiError when the engine refuses, fails or runs out of time."""
         try:

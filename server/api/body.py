@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from server.api.gateway import Gateway, record_of
 from server.errors import BadRequest, BodyTooLarge, ClientGone, DeadlineExceeded, UnsupportedMediaType, context_overflow
+from server.prompt.options import MAX_TRUNCATED
 from server.schema.common import RequestBody, validate
 from server.schema.unknown import check_unknown
 
@@ -99,10 +100,11 @@ async def _read(request: Request, limit: int, timeout: float) -> bytes:
 def check_size(raw: bytes, schema: type[RequestBody], limits: Limits) -> None:
     """Refuse what cannot fit, from the lengths of the fields. Raises BadRequest."""
     known = {name: value for name, value in _fields(_known_fields(schema), raw).items() if len(value)}
+    surplus = MAX_TRUNCATED if "truncate_prompt_tokens" in known else 1
     for name, value in known.items():
         _check_field_size(name, value)
         if name in PROMPT_FIELDS:
-            _check_prompt_size(name, bytes(value), limits)
+            _check_prompt_size(name, bytes(value), replace(limits, max_model_len=limits.max_model_len * surplus))
     rest = len(raw) - sum(map(len, known.values()))
     if LARGE_BODY < rest <= MAX_UNKNOWN_BYTES:
         for name, value in _fields(_ALL_FIELDS, raw).items():

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.api.body import read_body
-from server.api.conversation import prompt_of
-from server.api.gateway import admission_of, gateway_of, held_body_of, record_of
-from server.api.logprobs import chat_logprobs
+from server.api.conversation import start_chat
+from server.api.gateway import gateway_of, record_of
+from server.api.logprobs import TokenNaming, chat_logprobs, prompt_logprobs
 from server.api.openapi import describe
 from server.api.render import ChoiceResult, ChunkTemplate, Head, collect, to_json, usage_document
-from server.api.submit import Prepared, answer, salt_of, start
+from server.api.submit import answer
 from server.choice import Delta
 from server.prompt.tokenizer import Tokenizer
 from server.schema.chat import ChatBody
@@ -28,14 +28,8 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation, as one JSON document or as a stream of chunks."""
     gateway = gateway_of(request)
     body, ignored = await read_body(request, gateway, ChatBody)
-    body.check_together(gateway.config.max_sequences_per_request)
-    gateway.check_model(body.model)
-    admission = admission_of(request)
-    prompt = await prompt_of(request, gateway, body.messages, admission, cache_salt=salt_of(body))
+    generation = await start_chat(request, gateway, body)
     body = body.model_copy(update={"messages": []})  # a stream may last, and images are megabytes
-    held_body_of(request).release()
-    prepared = Prepared(ids=prompt.ids, images=prompt.images)
-    generation = start(gateway, record_of(request), body, [prepared], admission)
     renderer = ChatRenderer(body, record_of(request).request_id, gateway.tokenizer)
     return await answer(request, generation, renderer, stream=bool(body.stream), ignored=ignored)
 
@@ -45,7 +39,8 @@ class ChatRenderer:
 
     def __init__(self, body: ChatBody, request_id: str, tokenizer: Tokenizer) -> None:
         self._head = Head(id=f"chatcmpl-{request_id}", created=int(time.time()), model=body.model)
-        self._body, self._tokenizer = body, tokenizer
+        self._body = body
+        self._naming = TokenNaming(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._template = ChunkTemplate("chat.completion.chunk", self._head, body)
         self._begun: set[int] = set()
 
@@ -66,7 +61,7 @@ class ChatRenderer:
             role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
             events += self._template.choice(delta.index, role, extra + usage)
         ids = b',"token_ids":' + to_json(delta.token_ids) if self._body.return_token_ids else b""
-        logprobs = to_json(chat_logprobs(delta.tokens, self._tokenizer)) if self._body.logprobs else b"null"
+        logprobs = to_json(chat_logprobs(delta.tokens, self._naming)) if self._body.logprobs else b"null"
         for piece in _pieces(delta):
             fields = b',"delta":{%b},"logprobs":%b,"finish_reason":null%b'
             events += self._template.choice(delta.index, fields % (piece, logprobs, ids), usage)
@@ -96,13 +91,15 @@ class ChatRenderer:
         }
         if self._body.return_token_ids:
             document["prompt_token_ids"] = generation.prompt_ids(0)
+        if self._body.prompt_logprobs is not None:
+            document["prompt_logprobs"] = prompt_logprobs(generation, 0, self._body.prompt_logprobs, self._naming)
         return document
 
     def _choice(self, index: int, result: ChoiceResult) -> dict[str, object]:
         choice: dict[str, object] = {
             "index": index,
             "message": _message(result),
-            "logprobs": chat_logprobs(result.tokens, self._tokenizer) if self._body.logprobs else None,
+            "logprobs": chat_logprobs(result.tokens, self._naming) if self._body.logprobs else None,
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,
         }

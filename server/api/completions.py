@@ -9,11 +9,12 @@ from starlette.responses import Response
 
 from server.api.body import read_body
 from server.api.gateway import Gateway, admission_of, gateway_of, record_of
-from server.api.logprobs import CompletionLogprobs
+from server.api.logprobs import CompletionLogprobs, TokenNaming, prompt_logprobs
 from server.api.openapi import describe
 from server.api.render import ChoiceResult, ChunkTemplate, Head, collect, to_json, usage_document
 from server.api.submit import Prepared, answer, start
 from server.choice import Delta
+from server.prompt.options import keep_last
 from server.prompt.tokenizer import Tokenizer
 from server.schema.completions import CompletionBody
 from server.stream import Generation
@@ -36,12 +37,17 @@ async def completions(request: Request) -> Response:
 
 
 async def _prepared(gateway: Gateway, body: CompletionBody) -> list[Prepared]:
-    all_ids = await gateway.prompts.completions(body.prompt, max_model_len=gateway.engine.info.max_model_len)
+    limit = gateway.engine.info.max_model_len
+    kept = keep_last(body.truncate_prompt_tokens, limit, body.token_limit)
+    special = body.add_special_tokens is None or body.add_special_tokens
+    all_ids = await gateway.prompts.completions(
+        body.prompt, max_model_len=limit, add_special_tokens=special, keep_last=kept
+    )
     if not body.echo:
         return [Prepared(ids=ids) for ids in all_ids]
     given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     texts = [text for text in given if isinstance(text, str)]
-    if not texts:
+    if not texts or kept is not None:
         texts = [gateway.tokenizer.decode(ids, skip_special_tokens=False) for ids in all_ids]
     return [Prepared(ids=ids, echo=text) for ids, text in zip(all_ids, texts, strict=True)]
 
@@ -51,7 +57,8 @@ class CompletionRenderer:
 
     def __init__(self, body: CompletionBody, request_id: str, tokenizer: Tokenizer) -> None:
         self._head = Head(id=f"cmpl-{request_id}", created=int(time.time()), model=body.model)
-        self._body, self._tokenizer = body, tokenizer
+        self._body = body
+        self._naming = TokenNaming(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._template = ChunkTemplate("text_completion", self._head, body)
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
@@ -71,7 +78,7 @@ class CompletionRenderer:
             ids = b',"token_ids":' + to_json(delta.token_ids)
             if delta.index not in self._logprobs:
                 ids += b',"prompt_token_ids":' + to_json(generation.prompt_ids(delta.index))
-        logprobs = self._logprobs.setdefault(delta.index, CompletionLogprobs(self._tokenizer))
+        logprobs = self._logprobs.setdefault(delta.index, CompletionLogprobs(self._naming))
         events, usage = b"", self._template.usage_field(generation)
         if delta.text or delta.tokens:
             part = b"null" if self._body.logprobs is None else to_json(logprobs.part(delta.tokens))
@@ -102,11 +109,13 @@ class CompletionRenderer:
         choice: dict[str, object] = {
             "index": index,
             "text": result.text,
-            "logprobs": CompletionLogprobs(self._tokenizer).part(result.tokens) if wanted else None,
+            "logprobs": CompletionLogprobs(self._naming).part(result.tokens) if wanted else None,
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,
         }
         if self._body.return_token_ids:
             choice["token_ids"] = result.token_ids
             choice["prompt_token_ids"] = generation.prompt_ids(index)
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(generation, index, self._body.prompt_logprobs, self._naming)
         return choice

@@ -1,4 +1,7 @@
-"""Messages to a prompt, images included: what chat completions and /tokenize have in common. API process."""
+"""Messages to a prompt, images included, and a checked conversation to a running generation. API process.
+
+What the routes have in common that take a conversation, whatever API they speak.
+"""
 
 import asyncio
 import time
@@ -7,13 +10,50 @@ from collections.abc import Awaitable, Sequence
 from fastapi import Request
 
 from server.api.disconnect import while_connected
-from server.api.gateway import Gateway, record_of
+from server.api.gateway import Gateway, admission_of, held_body_of, record_of
+from server.api.submit import Prepared, salt_of, start
 from server.errors import DeadlineExceeded
 from server.generation import Admission
 from server.images import PreparedImage
 from server.prompt.images import ChatPrompt
 from server.prompt.messages import image_urls
-from server.schema.chat import Message
+from server.prompt.options import ChatOptions, keep_last
+from server.schema.chat import ChatBody, Message
+from server.schema.template import TemplateFields
+from server.stream import Generation
+
+
+async def start_chat(request: Request, gateway: Gateway, body: ChatBody) -> Generation:
+    """The answer to a conversation begins. Raises ApiError."""
+    body.check_together(gateway.config.max_sequences_per_request)
+    gateway.check_model(body.model)
+    admission = admission_of(request)
+    prompt = await prompt_of_chat(request, gateway, body, admission)
+    body = body.model_copy(update={"messages": []})  # a stream may last, and images are megabytes
+    held_body_of(request).release()
+    return start(gateway, record_of(request), body, [Prepared(ids=prompt.ids, images=prompt.images)], admission)
+
+
+async def prompt_of_chat(request: Request, gateway: Gateway, body: ChatBody, admission: Admission | None) -> ChatPrompt:
+    """The prompt of a chat request. Raises ApiError."""
+    limit = gateway.engine.info.max_model_len
+    options = options_of(
+        body,
+        add_special_tokens=bool(body.add_special_tokens),
+        kept=keep_last(body.truncate_prompt_tokens, limit, body.token_limit),
+    )
+    return await prompt_of(request, gateway, body.messages, admission, options, cache_salt=salt_of(body))
+
+
+def options_of(body: TemplateFields, *, add_special_tokens: bool, kept: int | None = None) -> ChatOptions:
+    """How the messages become a prompt, `kept` being the number of tokens that stay of it."""
+    return ChatOptions(
+        add_generation_prompt=body.ends_with_answer,
+        continue_final_message=bool(body.continue_final_message),
+        add_special_tokens=add_special_tokens,
+        variables=body.chat_template_kwargs or {},
+        keep_last=kept,
+    )
 
 
 async def prompt_of(
@@ -21,9 +61,9 @@ async def prompt_of(
     gateway: Gateway,
     messages: Sequence[Message],
     admission: Admission | None,
+    options: ChatOptions,
     *,
     cache_salt: bytes = b"",
-    add_generation_prompt: bool = True,
 ) -> ChatPrompt:
     """The prompt of a conversation. Without an admission of the request's own, its images take one. Raises ApiError."""
     plain = [message.model_dump(exclude_none=True) for message in messages]
@@ -42,7 +82,7 @@ async def prompt_of(
         plain,
         images,
         max_model_len=gateway.engine.info.max_model_len,
-        add_generation_prompt=add_generation_prompt,
+        options=options,
     )
 
 

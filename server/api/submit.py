@@ -63,7 +63,10 @@ def _prompt(gateway: Gateway, body: GenerationBody, sampling: SamplingParams, pr
             max_tokens=max_tokens,
             min_tokens=min(sampling.min_tokens, max_tokens),
             seed=fresh_seed() if body.seed is None else body.seed & UINT64_MASK,
-            prompt_logprobs=-1 if prompt.echo is None else sampling.logprobs,
+            prompt_logprobs=max(
+                -1 if prompt.echo is None else sampling.logprobs,
+                -1 if body.prompt_logprobs is None else body.prompt_logprobs,
+            ),
         ),
         n=body.n or 1,
         stop=tuple(body.stop or ()),

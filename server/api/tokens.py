@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.api.body import read_body
-from server.api.conversation import prompt_of
+from server.api.conversation import options_of, prompt_of
 from server.api.gateway import Gateway, gateway_of
 from server.api.openapi import describe
 from server.api.render import to_json
@@ -48,8 +48,8 @@ async def tokenize(request: Request) -> Response:
 async def _ids(request: Request, gateway: Gateway, body: TokenizeBody) -> list[int]:
     limit = gateway.engine.info.max_model_len
     if body.messages is not None:
-        generation = _or_true(body.add_generation_prompt)
-        return (await prompt_of(request, gateway, body.messages, None, add_generation_prompt=generation)).ids.tolist()
+        options = options_of(body, add_special_tokens=bool(body.add_special_tokens))
+        return (await prompt_of(request, gateway, body.messages, None, options)).ids.tolist()
     text = body.prompt or ""
     if len(text) > limit * gateway.tokenizer.max_token_bytes:
         raise context_overflow(len(text) // gateway.tokenizer.max_token_bytes, limit, param="prompt")

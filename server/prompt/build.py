@@ -13,9 +13,11 @@ from functools import partial
 from scheduler.plan import ints
 from server.errors import BadRequest, context_overflow
 from server.images import PreparedImage
+from server.prompt.continuation import mark_end, up_to
 from server.prompt.images import ChatPrompt, ImageMarkup
 from server.prompt.messages import Form, Message, image_urls, plain_message, texts_of
-from server.prompt.special import SpecialText, choose_breaker, escaped
+from server.prompt.options import MAX_TRUNCATED, ChatOptions
+from server.prompt.special import SpecialText, choose_breakers, escaped, protect_all, strings_in
 from server.prompt.template import ChatTemplate, RenderTooLong
 from server.prompt.tokenizer import Tokenizer
 from vision.config import Preprocessor
@@ -23,6 +25,8 @@ from vision.config import Preprocessor
 logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
+
+DEFAULT_OPTIONS = ChatOptions()
 
 _TEMPLATE_CHARS = 65_536
 """Text that a template may add to the users'."""
@@ -54,7 +58,7 @@ class PromptBuilder:
         images: Sequence[PreparedImage] = (),
         *,
         max_model_len: int,
-        add_generation_prompt: bool = True,
+        options: ChatOptions = DEFAULT_OPTIONS,
     ) -> ChatPrompt:
         """A conversation as ids and images. Keys of a message: role (one of ROLES), content (a string, None, or a list
         of parts), name, tool_calls, tool_call_id, reasoning_content. `images` are those of the messages' parts of type
@@ -64,10 +68,14 @@ class PromptBuilder:
         if not messages:
             raise BadRequest("messages must not be empty.", param="messages")
         assert self._markup is None or len(image_urls(messages)) == len(images), "an image for each URL"
+        for name in options.variables:
+            if name in self._template.reserved:
+                raise BadRequest(f"chat_template_kwargs cannot change {name}.", param="chat_template_kwargs")
         texts = [text for message in messages for text in texts_of(message)]
+        texts += strings_in(options.variables)
         chars = sum(map(len, texts))
         self._check_chars(chars, max_model_len, "messages")
-        build = partial(self._chat, self._template, messages, texts, images, max_model_len, add_generation_prompt)
+        build = partial(self._chat, self._template, messages, texts, images, max_model_len, options)
         return await asyncio.to_thread(build) if chars > _THREAD_CHARS or images else build()
 
     def _chat(
@@ -77,25 +85,47 @@ class PromptBuilder:
         texts: Sequence[str],
         images: Sequence[PreparedImage],
         max_model_len: int,
-        add_generation_prompt: bool,
+        options: ChatOptions,
     ) -> ChatPrompt:
-        breaker = choose_breaker(texts)
-        plain = partial(plain_message, protect=partial(self._special.protect, breaker=breaker), form=self._form)
+        breakers = choose_breakers(texts, 1 + options.continue_final_message)
+        breaker, mark = breakers[0], breakers[-1]
         try:
-            text = template.render(
-                [plain(message, f"messages[{index}]") for index, message in enumerate(messages)],
-                add_generation_prompt=add_generation_prompt,
-                max_chars=self._char_limit(max_model_len) + _TEMPLATE_CHARS,
-            )
+            text = self._render(template, messages, breaker, mark, max_model_len, options)
         except RenderTooLong:
             raise context_overflow(max_model_len, max_model_len) from None
         except RecursionError:
             raise BadRequest("The messages are nested too deeply.", param="messages") from None
-        text = text.replace(escaped(breaker), breaker)
+        encode = partial(self.tokenizer.encode_rendered, breaker=breaker, add_special_tokens=options.add_special_tokens)
         if self._markup is None or not images:
-            return ChatPrompt(ids=_checked(self.tokenizer.encode_rendered(text, breaker), max_model_len, "messages"))
-        ids = self.tokenizer.encode_rendered(self._markup.surround(text), breaker)
-        return self._markup.place(_checked(ids, max_model_len, "messages"), images, max_model_len)
+            ids = encode(text)[-(options.keep_last or 0) :]
+            return ChatPrompt(ids=_checked(ids, max_model_len, "messages"))
+        return self._markup.place(encode(self._markup.surround(text)), images, max_model_len, options.keep_last)
+
+    def _render(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        breaker: str,
+        mark: str,
+        max_model_len: int,
+        options: ChatOptions,
+    ) -> str:
+        """The template's text, in which the breaker interrupts what users' text could become."""
+        protect = partial(self._special.protect, breaker=breaker)
+        plain = [
+            plain_message(message, f"messages[{index}]", protect=protect, form=self._form)
+            for index, message in enumerate(messages)
+        ]
+        if options.continue_final_message:
+            mark_end(plain[-1], mark)
+        text = template.render(
+            plain,
+            {name: protect_all(value, protect) for name, value in options.variables.items()},
+            add_generation_prompt=options.add_generation_prompt,
+            max_chars=self._char_limit(max_model_len) + _TEMPLATE_CHARS,
+        )
+        text = text.replace(escaped(breaker), breaker)
+        return up_to(text.replace(escaped(mark), mark), mark) if options.continue_final_message else text
 
     async def completions(
         self,
@@ -103,26 +133,34 @@ class PromptBuilder:
         *,
         max_model_len: int,
         add_special_tokens: bool = True,
+        keep_last: int | None = None,
     ) -> "list[array[int]]":
-        """int32 ids of each prompt, non-empty and fewer than max_model_len. A raw prompt is the caller's own: literals
-        of special tokens in it become special tokens, as this interface always did."""
+        """int32 ids of each prompt, non-empty and fewer than max_model_len; the last `keep_last` of them. A raw prompt
+        is the caller's own: literals of special tokens in it become special tokens, as this interface always did."""
         prompts = _as_list(prompt)
         if not prompts:
             raise BadRequest("prompt must not be empty.", param="prompt")
-        one = partial(self._completion, max_model_len=max_model_len, add_special_tokens=add_special_tokens)
+        one = partial(
+            self._completion,
+            max_model_len=max_model_len,
+            add_special_tokens=add_special_tokens,
+            keep_last=keep_last,
+        )
         if sum(len(text) for text in prompts if isinstance(text, str)) <= _THREAD_CHARS:
             return [one(prompt) for prompt in prompts]
         return await asyncio.to_thread(lambda: [one(prompt) for prompt in prompts])
 
-    def _completion(self, prompt: Prompt, max_model_len: int, add_special_tokens: bool) -> "array[int]":
+    def _completion(
+        self, prompt: Prompt, max_model_len: int, add_special_tokens: bool, keep_last: int | None
+    ) -> "array[int]":
         if isinstance(prompt, str):
             self._check_chars(len(prompt), max_model_len, "prompt")
             ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens, allow_special=True)
         else:
-            if len(prompt) >= max_model_len:
+            if len(prompt) >= max_model_len * (1 if keep_last is None else MAX_TRUNCATED):
                 raise context_overflow(len(prompt), max_model_len, param="prompt")
             ids = ints(list(check_ids(self.tokenizer, prompt, "prompt")))
-        return _checked(ids, max_model_len, "prompt")
+        return _checked(ids[-(keep_last or 0) :], max_model_len, "prompt")
 
     def _char_limit(self, max_model_len: int) -> int:
         return max_model_len * self.tokenizer.max_token_bytes

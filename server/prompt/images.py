@@ -18,7 +18,15 @@ from server.errors import BadRequest, context_overflow
 from server.images import PreparedImage
 from server.prompt.tokenizer import Tokenizer
 from vision.config import Preprocessor
-from vision.placeholders import Expansion, Patches, PlaceholderMismatch, expand, image_tokens, mrope_positions
+from vision.placeholders import (
+    Expansion,
+    ImageTokens,
+    Patches,
+    PlaceholderMismatch,
+    expand,
+    image_tokens,
+    mrope_positions,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +53,21 @@ class ImageMarkup:
         before, after = self._preprocessor.around
         return rendered.replace(self.literal, before + self.literal + after) if before or after else rendered
 
-    def place(self, ids: "array[int]", images: Sequence[PreparedImage], max_model_len: int) -> ChatPrompt:
-        """The prompt with each placeholder replaced by the tokens of its image, in order. Raises BadRequest when there
-        are more or fewer placeholders than images, or when the prompt would leave no room for an answer."""
+    def place(
+        self, ids: "array[int]", images: Sequence[PreparedImage], max_model_len: int, keep_last: int | None = None
+    ) -> ChatPrompt:
+        """The prompt with each placeholder replaced by the tokens of its image, in order, then its last `keep_last`
+        tokens. Raises BadRequest when there are more or fewer placeholders than images, when the prompt would leave no
+        room for an answer, or when an image would be cut."""
         markup = self._preprocessor.for_images(len(images)).markup
         all_pieces = [markup.pieces(image.layout) for image in images]
         counts = [sum(piece for piece in pieces if isinstance(piece, int)) for pieces in all_pieces]
-        least = len(ids) - len(images) + sum(counts)
+        least = sum(counts) if keep_last else len(ids) - len(images) + sum(counts)
         if least >= max_model_len:  # before so many ids are made
             raise context_overflow(least, max_model_len)
         encode = cache(self._encode)  # the end of a row is one of hundreds
         tokens = [image_tokens(pieces, self._preprocessor.image_token_id, encode) for pieces in all_pieces]
-        placeholder = self._preprocessor.placeholder_id
-        try:
-            expansion = expand(ids, [place for place, token in enumerate(ids) if token == placeholder], tokens)
-        except PlaceholderMismatch as error:
-            message = f"With this model's chat template {error}."
-            raise BadRequest(message, param="messages", code=error.kind) from None
+        expansion = self._expand(ids, tokens, keep_last)
         if len(expansion.ids) >= max_model_len:
             raise context_overflow(len(expansion.ids), max_model_len)
         positions, delta = ints(), 0
@@ -77,6 +83,23 @@ class ImageMarkup:
                 rope_delta=delta,
             ),
         )
+
+    def _expand(self, ids: "array[int]", tokens: Sequence[ImageTokens], keep_last: int | None) -> Expansion:
+        """Tokens are cut off before images take their places, so that offsets and positions are those of what stays."""
+        places = [place for place, token in enumerate(ids) if token == self._preprocessor.placeholder_id]
+        length = len(ids) + sum(len(image.ids) - 1 for image in tokens)
+        cut = 0 if keep_last is None else max(0, length - keep_last)
+        if places and cut > places[0]:
+            raise BadRequest(
+                f"truncate_prompt_tokens would cut an image: the prompt has {length} tokens, of which the first image "
+                f"begins at {places[0]}.",
+                param="truncate_prompt_tokens",
+            )
+        try:
+            return expand(ids[cut:], [place - cut for place in places], tokens)
+        except PlaceholderMismatch as error:
+            message = f"With this model's chat template {error}."
+            raise BadRequest(message, param="messages", code=error.kind) from None
 
     def _encode(self, text: str) -> Sequence[int]:
         return self._tokenizer.encode(text, add_special_tokens=False, allow_special=True)

@@ -64,19 +64,33 @@ class SpecialText:
         return any(end[start:] in self._heads for start in range(len(end)))
 
 
-def choose_breaker(texts: Sequence[str]) -> str:
-    """A noncharacter that occurs in none of the texts, neither as itself nor as a JSON escape (arguments of tool calls
-    are JSON, and templates may escape). Raises BadRequest when all occur."""
+def choose_breakers(texts: Sequence[str], count: int) -> list[str]:
+    """Noncharacters that occur in none of the texts, neither as themselves nor as JSON escapes (arguments of tool calls
+    are JSON, and templates may escape). Raises BadRequest when there are not so many."""
     lowered = [text.lower() for text in texts]
+    found: list[str] = []
     for breaker in _BREAKERS:
         if not any(breaker in text or escaped(breaker) in text for text in lowered):
-            return breaker
+            found.append(breaker)
+        if len(found) == count:
+            return found
     raise BadRequest("The messages contain too many different noncharacters.", param="messages")
 
 
 def escaped(breaker: str) -> str:
     """How JSON escapes it, in lower case."""
     return f"\\u{ord(breaker):04x}"
+
+
+def strings_in(value: object) -> list[str]:
+    """Every string and every key of a JSON value."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for key, item in value.items() for text in (key, *strings_in(item))]
+    if isinstance(value, Sequence):
+        return [text for item in value for text in strings_in(item)]
+    return []
 
 
 def protect_all(value: object, protect: Callable[[str], str]) -> object:

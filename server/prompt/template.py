@@ -21,6 +21,7 @@ from server.errors import BadRequest
 _MAX_MESSAGE_CHARS = 300
 _RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _PROBE = "probe"
+_OWN = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 class RenderTooLong(Exception):
@@ -58,16 +59,25 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"the chat template has an error in line {error.lineno}: {error.message}") from None
         self._variables = dict(variables)
+        self.reserved = frozenset({*_OWN, *variables, *environment.globals})
+        """Names that no request may give another meaning."""
         self.knows_developer = "developer" in source
         """Whether the role `developer` means something to the template."""
         self.takes_parts = not self._shows(_PROBE) and self._shows([{"type": "text", "text": _PROBE}])
         """Whether a message's content must be a list of parts; else it is a string."""
 
-    def render(self, messages: list[dict[str, object]], *, add_generation_prompt: bool, max_chars: int) -> str:
-        """The prompt's text. Raises BadRequest when the template refuses the messages or fails on them, RenderTooLong
-        above `max_chars` characters."""
+    def render(
+        self,
+        messages: list[dict[str, object]],
+        variables: Mapping[str, object],
+        *,
+        add_generation_prompt: bool,
+        max_chars: int,
+    ) -> str:
+        """The prompt's text; `variables` are the request's, none of them reserved. Raises BadRequest when the template
+        refuses the messages or fails on them, RenderTooLong above `max_chars` characters."""
         try:
-            return self._render(messages, add_generation_prompt, max_chars)
+            return self._render(messages, variables, add_generation_prompt, max_chars)
         except _Refusal as error:
             raise BadRequest(str(error.message)[:_MAX_MESSAGE_CHARS], param="messages") from None
         except _RENDER_ERRORS as error:
@@ -76,8 +86,14 @@ class ChatTemplate:
                 f"The model's chat template fails on these messages ({reason}).", param="messages"
             ) from None
 
-    def _render(self, messages: list[dict[str, object]], add_generation_prompt: bool, max_chars: int) -> str:
-        context = self._variables | {
+    def _render(
+        self,
+        messages: list[dict[str, object]],
+        variables: Mapping[str, object],
+        add_generation_prompt: bool,
+        max_chars: int,
+    ) -> str:
+        context = {**variables, **self._variables} | {
             "messages": messages,
             "tools": None,
             "documents": None,
@@ -105,7 +121,7 @@ class ChatTemplate:
     def _count(self, content: object, text: str) -> int:
         """How often the text stands in the prompt of a user's message; 0 where the template fails on it."""
         try:
-            return self._render([{"role": "user", "content": content}], True, 1_000_000).count(text)
+            return self._render([{"role": "user", "content": content}], {}, True, 1_000_000).count(text)
         except (*_RENDER_ERRORS, RenderTooLong):
             return 0
 

@@ -118,11 +118,12 @@ class Tokenizer:
         ids = self._resolved(re.sub(_FORGED, self._alias_of[MARK], text))
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
-    def encode_rendered(self, text: str, breaker: str) -> "array[int]":
+    def encode_rendered(self, text: str, breaker: str, *, add_special_tokens: bool = False) -> "array[int]":
         """int32 ids of a rendered template in which `breaker` interrupts each special literal that is not the
         template's own: those are text, the template's are special, `breaker` itself vanishes."""
         aliased = self._literals.sub(lambda match: self._alias_of[match[0]], text)
-        return self._resolved(aliased.replace(breaker, ""))
+        ids = self._resolved(aliased.replace(breaker, ""))
+        return self._prefix + ids + self._suffix if add_special_tokens else ids
 
     async def encode_async(self, text: str, *, add_special_tokens: bool, allow_special: bool) -> "array[int]":
         """`encode` that never holds the event loop for long."""

@@ -7,6 +7,7 @@ from pydantic.config import JsonDict
 
 from server.errors import BadRequest
 from server.schema.common import INT32_MAX, GenerationBody
+from server.schema.template import TemplateFields
 
 MAX_TOP_LOGPROBS = 20
 
@@ -128,14 +129,18 @@ def unhonoured_details(messages: list[Message]) -> dict[str, object]:
     return {}
 
 
-class ChatBody(GenerationBody):
-    """POST /v1/chat/completions"""
+class ChatBody(TemplateFields, GenerationBody):
+    """POST /v1/chat/completions, and what the other chat surfaces are translated into."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX, description="wins over max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    add_special_tokens: bool | None = Field(
+        default=None,
+        description="such as a BOS, around what the template wrote; default false",
+    )
 
     @property
     def unhonoured(self) -> dict[str, object]:
@@ -150,5 +155,6 @@ class ChatBody(GenerationBody):
     def check_together(self, max_sequences: int) -> None:
         """Rules over several fields. Raises BadRequest."""
         super().check_together(max_sequences)
+        self.check_template_fields()
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")

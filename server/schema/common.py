@@ -14,6 +14,7 @@ from server.errors import BadRequest
 INT32_MAX = 2**31 - 1
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
+MAX_PROMPT_LOGPROBS = 20
 MAX_REPORTED_ERRORS = 3
 PLAIN_MESSAGES = {
     "missing": "a value is required",
@@ -101,6 +102,18 @@ class GenerationBody(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None, description="name tokens 'token_id:5' in log-probabilities"
+    )
+    prompt_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_PROMPT_LOGPROBS,
+        description="log-probabilities of the prompt's tokens, with so many alternatives",
+    )
+    truncate_prompt_tokens: int | None = Field(
+        default=None, ge=-1, le=INT32_MAX, description="keep the prompt's last tokens; -1: as many as fit"
+    )
     user: str | None = Field(default=None, max_length=1024)
     priority: int | None = Field(default=None, ge=-INT32_MAX, le=INT32_MAX, description="lower is served first")
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
@@ -135,6 +148,8 @@ class GenerationBody(RequestBody):
         """Rules over several fields. Raises BadRequest."""
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise BadRequest("prompt_logprobs are not available in a stream.", param="prompt_logprobs")
         limit = self.token_limit
         if self.min_tokens is not None and limit is not None and self.min_tokens > limit:
             raise BadRequest(

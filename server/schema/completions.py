@@ -56,6 +56,7 @@ class CompletionBody(GenerationBody):
     prompt: AnyPrompt
     echo: bool | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    add_special_tokens: bool | None = Field(default=None, description="to prompts that are texts; default true")
 
     @property
     def token_limit(self) -> int:

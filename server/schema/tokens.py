@@ -6,6 +6,7 @@ from pydantic.config import JsonDict
 from server.errors import BadRequest
 from server.schema.chat import Message, unhonoured_details
 from server.schema.common import RequestBody, TokenId
+from server.schema.template import TemplateFields
 
 _EITHER: tuple[JsonDict, ...] = (
     {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
@@ -13,7 +14,7 @@ _EITHER: tuple[JsonDict, ...] = (
 )
 
 
-class TokenizeBody(RequestBody):
+class TokenizeBody(TemplateFields, RequestBody):
     """POST /tokenize: either a raw prompt or a conversation."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [*_EITHER]})
@@ -21,8 +22,9 @@ class TokenizeBody(RequestBody):
     model: str | None = Field(default=None, min_length=1, max_length=256)
     prompt: str | None = None
     messages: list[Message] | None = Field(default=None, min_length=1, fail_fast=True)
-    add_special_tokens: bool | None = Field(default=None, description="of a prompt; default true")
-    add_generation_prompt: bool | None = Field(default=None, description="of a conversation; default true")
+    add_special_tokens: bool | None = Field(
+        default=None, description="default true for a prompt, false for a conversation"
+    )
     return_token_strs: bool | None = None
 
     @property
@@ -34,6 +36,7 @@ class TokenizeBody(RequestBody):
         """Rules over several fields. Raises BadRequest."""
         if (self.prompt is None) == (self.messages is None):
             raise BadRequest("Give either prompt or messages.", param="prompt")
+        self.check_template_fields()
 
 
 class DetokenizeBody(RequestBody):

@@ -23,13 +23,10 @@ HARMLESS = frozenset(
 """Accepted silently: leaving them out changes nothing that the client would see."""
 
 MUST_NOT_BE_IGNORED: dict[str, tuple[object, ...]] = {
-    "add_generation_prompt": (True,),
     "allowed_token_ids": (),
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": (),
     "echo": (False,),
     "function_call": ("none",),
@@ -44,17 +41,14 @@ MUST_NOT_BE_IGNORED: dict[str, tuple[object, ...]] = {
     "logits_processors": (),
     "modalities": (["text"],),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "regex": (),
     "response_format": ({"type": "text"},),
-    "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "structural_tag": (),
     "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": (),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
 }

@@ -15,6 +15,7 @@ from server.gateway_config import GatewayConfig
 from server.images import ImagePipeline, PreparedImage
 from server.prompt.build import PromptBuilder
 from server.prompt.images import ChatPrompt
+from server.prompt.options import ChatOptions
 from server.prompt.tokenizer import Tokenizer
 from tests import vlm_templates as templates
 from tests.server.fakes import MODEL, TEMPLATE, FakeEngine, make_tokenizer
@@ -93,11 +94,17 @@ FAMILIES = {
 
 
 def build(
-    name: str, messages: list[dict[str, object]], images: Sequence[PreparedImage] = (), *, length: int = LENGTH
+    name: str,
+    messages: list[dict[str, object]],
+    images: Sequence[PreparedImage] = (),
+    *,
+    length: int = LENGTH,
+    keep_last: int | None = None,
 ) -> ChatPrompt:
     """The prompt of a family."""
     tokenizer, preprocessor = FAMILIES[name]
-    return asyncio.run(PromptBuilder(tokenizer, preprocessor).chat(messages, images, max_model_len=length))
+    builder = PromptBuilder(tokenizer, preprocessor)
+    return asyncio.run(builder.chat(messages, images, max_model_len=length, options=ChatOptions(keep_last=keep_last)))
 
 
 def ids_of(name: str, text: str) -> "array[int]":

@@ -15,6 +15,7 @@ from server.embedded import embedded_path
 from server.errors import BadRequest
 from server.prompt.build import PromptBuilder
 from server.prompt.images import ChatPrompt
+from server.prompt.options import ChatOptions
 from server.prompt.tokenizer import MARK, Tokenizer, load_tokenizer
 from tests.server.tiny_tokenizers import CHATML, CHATML_SPECIALS, INST, chatml_folder, save_folder, sentencepiece_bpe
 
@@ -206,7 +207,9 @@ def test_parts_are_joined_and_roles_are_known(tokenizer: Tokenizer, builder: Pro
     assert chat(builder, [call("f", "{}"), user("y")]) == chat(
         builder, [{"role": "assistant", "content": ""}, user("y")]
     )
-    open_end = asyncio.run(builder.chat([user("y")], max_model_len=LENGTH, add_generation_prompt=False)).ids
+    open_end = asyncio.run(
+        builder.chat([user("y")], max_model_len=LENGTH, options=ChatOptions(add_generation_prompt=False))
+    ).ids
     assert chat(builder, [user("y")])[: len(open_end)] == open_end
     assert chat(builder, [user("")])
 

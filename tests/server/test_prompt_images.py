@@ -235,3 +235,21 @@ def test_roles_that_show_no_images(role: str) -> None:
     message: Message = {"role": role, "content": [text_part("x"), image_part()]}
     error = refusal("qwen2_vl", [user(text_part("y")), message], [WIDE])
     assert error.message == "messages[1].content[1]: only messages of role user and tool may hold images."
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_are_cut_off_before_the_first_image(name: str) -> None:
+    """Spans and positions are those of a prompt that always began there; an image is never cut."""
+    messages = [user(text_part("a b c d"), image_part(), text_part("e"), image_part())]
+    whole = build(name, messages, [WIDE, TALL])
+    first = whole.images.spans[0].offset
+    place = 3
+    cut = build(name, messages, [WIDE, TALL], keep_last=len(whole.ids) - place)
+    assert cut.ids == whole.ids[place:]
+    positions = np.array(whole.images.rope_positions).reshape(-1, 3)[place:]
+    assert np.array_equal(
+        np.array(cut.images.rope_positions).reshape(-1, 3) + (place if positions.size else 0), positions
+    )
+    assert [(span.offset + place, *span[1:]) for span in cut.images.spans] == list(map(tuple, whole.images.spans))
+    with pytest.raises(BadRequest, match="would cut an image"):
+        build(name, messages, [WIDE, TALL], keep_last=len(whole.ids) - first - 1)

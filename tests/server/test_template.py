@@ -75,7 +75,7 @@ CALL: dict[str, object] = {
 
 
 def render(template: ChatTemplate, messages: list[dict[str, object]], *, generation: bool = True) -> str:
-    return template.render(messages, add_generation_prompt=generation, max_chars=100_000)
+    return template.render(messages, {}, add_generation_prompt=generation, max_chars=100_000)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_templates_cannot_change_their_input_or_reach_python() -> None:
 def test_output_is_bounded() -> None:
     template = ChatTemplate("{% for i in range(1000) %}{{ 'x' * 100 }}{% endfor %}", {})
     with pytest.raises(RenderTooLong):
-        template.render(TALK, add_generation_prompt=True, max_chars=99_999)
-    assert len(template.render(TALK, add_generation_prompt=True, max_chars=100_000)) == 100_000
+        template.render(TALK, {}, add_generation_prompt=True, max_chars=99_999)
+    assert len(template.render(TALK, {}, add_generation_prompt=True, max_chars=100_000)) == 100_000
 
 
 def test_a_syntax_error_names_the_line() -> None:

@@ -1,0 +1,42 @@
+"""How a conversation becomes a prompt, beside its messages: what requests may say about it, and the checks.
+
+Made by `server/api/conversation.py`, read by `server/prompt/build.py`; API process. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from server.errors import BadRequest
+
+MAX_TRUNCATED = 8
+"""A prompt that is to be truncated may have this many times the model's length in token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """The defaults are those of a request that says nothing."""
+
+    add_generation_prompt: bool = True
+    """End with what begins the assistant's answer."""
+    continue_final_message: bool = False
+    """End in the last message, so that the answer goes on with it."""
+    add_special_tokens: bool = False
+    """Of the tokenizer, such as a BOS, around what the template wrote."""
+    variables: Mapping[str, object] = field(default_factory=dict)
+    """Further variables of the template, JSON values."""
+    keep_last: int | None = None
+    """Only so many tokens of the prompt, its last ones."""
+
+
+def keep_last(truncate: int | None, max_model_len: int, max_tokens: int | None) -> int | None:
+    """Tokens that `truncate_prompt_tokens` leaves: -1 is what the model's length leaves beside the answer. Raises
+    BadRequest."""
+    if truncate is None or 0 < truncate <= max_model_len:
+        return truncate
+    if truncate == -1:
+        room = max_model_len - max(1, max_tokens or 1)
+        return room if room > 0 else max_model_len - 1
+    raise BadRequest(
+        f"truncate_prompt_tokens must be -1, or from 1 to the model's length of {max_model_len} tokens.",
+        param="truncate_prompt_tokens",
+    )
