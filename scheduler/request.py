@@ -7,7 +7,7 @@ one sequence: the n choices of an API request are n requests that name the same 
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from scheduler.plan import ImagePixels, ints
 
@@ -20,18 +20,6 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     TIMEOUT = "timeout"
     ERROR = "error"
-
-
-GrammarKind: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grammar:
-    """What the whole output must look like. The scheduler carries it; `server/grammar` makes it and obeys it."""
-
-    kind: GrammarKind
-    text: str = ""
-    """By kind: nothing; a JSON schema; a regular expression; a JSON list of strings; a Lark grammar; tags in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +50,9 @@ class SamplingParams:
     """-1 none, else the number of alternatives per output token."""
     prompt_logprobs: int = -1
     """-1 none, else the number of alternatives per prompt token (no prefix-cache hits are used then)."""
-    grammar: Grammar | None = None
-    """Bans every token with which the output could not go on to match it."""
+    grammar: str = ""
+    """In Lark's notation, checked by the gateway: every token is banned with which the output could not go on to match
+    it. Empty: none."""
 
 
 class Span(NamedTuple):
