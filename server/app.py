@@ -9,8 +9,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from server.api import chat, completions, health, models, openapi, tokens
-from server.api.gateway import Gateway
+from server.api.gateway import Gateway, record_of
 from server.auth import Authentication
+from server.dialect import error_body
 from server.door import Door
 from server.errors import ApiError, InternalError, MethodNotAllowed, NotFound
 from server.gateway_config import GatewayConfig
@@ -76,12 +77,13 @@ def _middleware(config: GatewayConfig, engine: Engine) -> list[Middleware]:
     return [*layers, Middleware(Authentication, keys=config.api_key), door, bodies]
 
 
-def _answer(error: ApiError) -> Response:
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+def _answer(request: Request, error: ApiError) -> Response:
+    body = error_body(error, request.url.path, record_of(request).request_id)
+    return JSONResponse(body, status_code=error.status, headers=error.headers())
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
-    return _answer(error if isinstance(error, ApiError) else InternalError("The server had an error."))
+    return _answer(request, error if isinstance(error, ApiError) else InternalError("The server had an error."))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -89,8 +91,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException) or error.status_code not in (404, 405):
         raise error
     if error.status_code == MethodNotAllowed.status:
-        answer = _answer(MethodNotAllowed(f"The method {request.method[:20]} is not allowed here."))
+        answer = _answer(request, MethodNotAllowed(f"The method {request.method[:20]} is not allowed here."))
     else:
-        answer = _answer(NotFound("Unknown path."))
+        answer = _answer(request, NotFound("Unknown path."))
     answer.headers.update(error.headers or {})
     return answer

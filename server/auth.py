@@ -1,4 +1,8 @@
-"""API keys: who may use the routes. Pure ASGI, installed by `server/app.py`; API process."""
+"""API keys: who may use the routes, and whose data is whose. Pure ASGI, installed by `server/app.py`; API process.
+
+A key comes as `Authorization: Bearer KEY`, or in `x-api-key` as Anthropic's clients send it. What the server keeps for
+a client is kept under its *tenant*, a digest of the key; without configured keys all clients are one tenant.
+"""
 
 import hashlib
 import hmac
@@ -17,8 +21,19 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
+def _key_in(headers: Headers) -> str:
+    """ "" where there is none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" and key.strip() else headers.get("x-api-key", "")
+
+
+ANYBODY = b""
+"""The tenant of everybody, where no keys are configured."""
+
+
 class Authentication:
-    """Refuses requests without one of the configured keys. With no keys configured it lets everything pass."""
+    """Refuses requests without one of the configured keys. With no keys configured it lets everything pass. Routes find
+    the tenant in the scope's state, under 'tenant'."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
@@ -27,16 +42,18 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
         if scope["type"] != "http" or not self._digests or scope["path"] in OPEN_PATHS:
+            scope.setdefault("state", {})["tenant"] = ANYBODY
             await self._app(scope, receive, send)
             return
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.accepts(key.strip()):
+        key = _key_in(Headers(scope=scope))
+        if self.accepts(key):
+            scope["state"]["tenant"] = _digest(key)
             await self._app(scope, receive, send)
             return
         message = (
             "Incorrect API key provided." if key else "You didn't provide an API key: send Authorization: Bearer KEY."
         )
-        for part in error_response_messages(Unauthorized(message, code="invalid_api_key")):
+        for part in error_response_messages(Unauthorized(message, code="invalid_api_key"), scope):
             await send(part)
 
     def accepts(self, key: str) -> bool:

@@ -35,7 +35,7 @@ class Door:
         try:
             admission = self._engine.admit()
         except ApiError as error:
-            for message in error_response_messages(error):
+            for message in error_response_messages(error, scope):
                 await send(message)
             return
         scope["state"]["admission"] = admission

@@ -10,7 +10,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import ApiError, BadRequest, DeadlineExceeded, HeadTooLarge
-from server.middleware import error_response_messages
+from server.middleware import error_messages
 
 MAX_PIPELINED = 16
 """Requests that may wait behind the one being answered while more is read. Who does not read sees no client leave."""
@@ -149,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer, unless an answer to an earlier request is on its way, and close."""
         self._stop_timer()
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            start, body = error_response_messages(error)
+            start, body = error_messages(error, error.body())
             headers = b"".join(b"%b: %b\r\n" % header for header in start["headers"])
             self.transport.write(STATUS_LINE[error.status] + headers + b"connection: close\r\n\r\n" + body["body"])
         self.transport.close()

@@ -14,6 +14,7 @@ import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.dialect import error_body, id_headers
 from server.errors import ApiError, InternalError
 
 logger = logging.getLogger("firstlight.access")
@@ -39,9 +40,14 @@ class RequestRecord:
     completion_tokens: int = 0
 
 
-def error_response_messages(error: ApiError) -> list[Message]:
+def error_response_messages(error: ApiError, scope: Scope) -> list[Message]:
     """The ASGI messages of an error answer, for places that have no route."""
-    body = msgspec.json.encode(error.body())
+    return error_messages(error, error_body(error, scope["path"], scope["state"]["record"].request_id))
+
+
+def error_messages(error: ApiError, document: dict[str, object]) -> list[Message]:
+    """The ASGI messages of an error answer with this body."""
+    body = msgspec.json.encode(document)
     headers = error.headers() | {"content-type": "application/json", "content-length": str(len(body))}
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     return [
@@ -70,7 +76,8 @@ class RequestContext:
                 return
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+                for name in id_headers(scope["path"]):
+                    MutableHeaders(scope=message)[name] = record.request_id
             try:
                 await send(message)
             except OSError:
@@ -82,10 +89,10 @@ class RequestContext:
         except OSError:
             if not record.client_gone:
                 logger.exception("request %s failed", record.request_id)
-                await _fail(record, send_with_id)
+                await _fail(scope, record, send_with_id)
         except Exception:
             logger.exception("request %s failed", record.request_id)
-            await _fail(record, send_with_id)
+            await _fail(scope, record, send_with_id)
         finally:
             if self._access_log:
                 _log(scope, record)
@@ -96,9 +103,9 @@ def _as_get(scope: Scope) -> Scope:
     return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
-async def _fail(record: RequestRecord, send: Send) -> None:
+async def _fail(scope: Scope, record: RequestRecord, send: Send) -> None:
     if not record.status:
-        for message in error_response_messages(InternalError("The server had an error.")):
+        for message in error_response_messages(InternalError("The server had an error."), scope):
             await send(message)
 
 

@@ -12,7 +12,15 @@ from server.api.conversation import start_chat
 from server.api.gateway import gateway_of, record_of
 from server.api.logprobs import TokenNaming, chat_logprobs, prompt_logprobs
 from server.api.openapi import describe
-from server.api.render import ChoiceResult, ChunkTemplate, Head, collect, to_json, usage_document
+from server.api.render import (
+    ChoiceResult,
+    ChunkTemplate,
+    Head,
+    OpenAIStream,
+    collect,
+    to_json,
+    usage_document,
+)
 from server.api.submit import answer
 from server.choice import Delta
 from server.prompt.tokenizer import Tokenizer
@@ -34,7 +42,7 @@ async def chat_completions(request: Request) -> Response:
     return await answer(request, generation, renderer, stream=bool(body.stream), ignored=ignored)
 
 
-class ChatRenderer:
+class ChatRenderer(OpenAIStream):
     """Chunks and documents of one chat request."""
 
     def __init__(self, body: ChatBody, request_id: str, tokenizer: Tokenizer) -> None:

@@ -11,7 +11,15 @@ from server.api.body import read_body
 from server.api.gateway import Gateway, admission_of, gateway_of, record_of
 from server.api.logprobs import CompletionLogprobs, TokenNaming, prompt_logprobs
 from server.api.openapi import describe
-from server.api.render import ChoiceResult, ChunkTemplate, Head, collect, to_json, usage_document
+from server.api.render import (
+    ChoiceResult,
+    ChunkTemplate,
+    Head,
+    OpenAIStream,
+    collect,
+    to_json,
+    usage_document,
+)
 from server.api.submit import Prepared, answer, start
 from server.choice import Delta
 from server.prompt.options import keep_last
@@ -52,7 +60,7 @@ async def _prepared(gateway: Gateway, body: CompletionBody) -> list[Prepared]:
     return [Prepared(ids=ids, echo=text) for ids, text in zip(all_ids, texts, strict=True)]
 
 
-class CompletionRenderer:
+class CompletionRenderer(OpenAIStream):
     """Chunks and documents of one completions request."""
 
     def __init__(self, body: CompletionBody, request_id: str, tokenizer: Tokenizer) -> None:

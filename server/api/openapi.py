@@ -63,6 +63,7 @@ SCHEMAS: dict[str, Schema] = {
     "ModelList": _object({"object": {"const": "list"}, "data": _list({"$ref": REF.format(model="Model")})}),
     "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
     "Text": _object({"prompt": _TEXT}),
+    "InputTokens": _object({"object": {"const": "response.input_tokens"}, "input_tokens": _COUNT}),
     "Status": _STATUS,
     "Error": _object(
         {"error": _object({"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL})}
@@ -70,6 +71,7 @@ SCHEMAS: dict[str, Schema] = {
 }
 ANSWERS = {
     "/v1/chat/completions": "ChatCompletion",
+    "/v1/chat/completions/input_tokens": "InputTokens",
     "/v1/completions": "Completion",
     "/v1/models": "ModelList",
     "/v1/models/{model_id}": "Model",

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from server.choice import TextToken
+from server.errors import ApiError
 from server.schema.common import GenerationBody
 from server.stream import Generation, Usage
 from server.tools.calls import CallPart
@@ -65,13 +66,32 @@ class ChoiceResult:
 class Renderer(Protocol):
     """Turns a generation into the answer of one API."""
 
+    @property
+    def last(self) -> bytes:
+        """The event that ends every stream which still has a reader; b"" for none."""
+        ...
+
     def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Server-sent events, without the final [DONE]."""
+        """Server-sent events, without the last."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The events that tell of an error in mid-stream."""
         ...
 
     async def document(self, generation: Generation) -> dict[str, object]:
         """The plain JSON answer."""
         ...
+
+
+class OpenAIStream:
+    """How streams of chunks end, on error and otherwise."""
+
+    last = b"data: [DONE]\n\n"
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event that tells of an error in mid-stream."""
+        return b"data: " + to_json(error.body()) + b"\n\n"
 
 
 async def collect(generation: Generation) -> list[ChoiceResult]:

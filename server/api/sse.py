@@ -1,35 +1,28 @@
 """Server-sent events: a stream of chunks as an HTTP answer. Used by the generation routes; API process.
 
 Nothing is sent before the first chunk exists, so that errors up to then have their own HTTP status; later ones become
-an error event. Every stream that still has a reader ends with `[DONE]`.
+an error event. Every stream that still has a reader ends as its API says (`[DONE]` for OpenAI's chunks).
 """
 
 import logging
-from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.api.disconnect import while_connected
-from server.api.render import to_json
+from server.api.render import Renderer
 from server.errors import ApiError, ClientGone, InternalError
 from server.middleware import RequestRecord
 from server.stream import Generation
 
 logger = logging.getLogger(__name__)
 
-DONE = b"data: [DONE]\n\n"
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
-
-
-def event(document: object) -> bytes:
-    """One event."""
-    return b"data: " + to_json(document) + b"\n\n"
 
 
 class EventStream(Response):
@@ -38,13 +31,13 @@ class EventStream(Response):
     def __init__(
         self,
         generation: Generation,
-        chunks: Callable[[Generation], AsyncGenerator[bytes, None]],
+        renderer: Renderer,
         record: RequestRecord,
         headers: dict[str, str],
     ) -> None:
         super().__init__(headers=HEADERS | headers)
         del self.headers["content-length"]
-        self._generation, self._chunks, self._record = generation, chunks, record
+        self._generation, self._renderer, self._record = generation, renderer, record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry. Raises ApiError as long as nothing was sent."""
@@ -69,7 +62,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
         try:
-            async with aclosing(self._chunks(self._generation)) as chunks:
+            async with aclosing(self._renderer.chunks(self._generation)) as chunks:
                 async for chunk in chunks:
                     await put(chunk)
         except OSError:
@@ -77,9 +70,8 @@ class EventStream(Response):
         except Exception as error:
             if not started:
                 raise
-            await put(event(self._public(error).body()))
-        await put(DONE)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await put(self._renderer.failure(self._public(error)))
+        await send({"type": "http.response.body", "body": self._renderer.last, "more_body": False})
 
     def _public(self, error: Exception) -> ApiError:
         if isinstance(error, ApiError):

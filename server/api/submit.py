@@ -110,7 +110,7 @@ async def answer(
     record = record_of(request)
     headers = ignored_header(ignored)
     if stream:
-        return EventStream(generation, renderer.chunks, record, headers)
+        return EventStream(generation, renderer, record, headers)
     try:
         document = await while_connected(request.receive, record, renderer.document(generation))
     finally:

@@ -1,5 +1,7 @@
-"""POST /tokenize and /detokenize, shaped like vLLM's. API process; the engine takes no part, but images are work and
-need a place in its queue."""
+"""POST /tokenize and /detokenize, shaped like vLLM's, and /v1/chat/completions/input_tokens, like llama.cpp's.
+
+API process. The engine takes no part, but images are work and need a place in its queue.
+"""
 
 import asyncio
 
@@ -7,12 +9,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.api.body import read_body
-from server.api.conversation import options_of, prompt_of
+from server.api.conversation import options_of, prompt_of, prompt_of_chat
 from server.api.gateway import Gateway, gateway_of
 from server.api.openapi import describe
 from server.api.render import to_json
 from server.errors import context_overflow
 from server.prompt.build import check_ids
+from server.schema.chat import ChatBody
 from server.schema.tokens import DetokenizeBody, TokenizeBody
 from server.schema.unknown import ignored_header
 
@@ -55,6 +58,22 @@ async def _ids(request: Request, gateway: Gateway, body: TokenizeBody) -> list[i
         raise context_overflow(len(text) // gateway.tokenizer.max_token_bytes, limit, param="prompt")
     special = _or_true(body.add_special_tokens)
     return (await gateway.tokenizer.encode_async(text, add_special_tokens=special, allow_special=True)).tolist()
+
+
+@router.post("/v1/chat/completions/input_tokens", openapi_extra=describe(ChatBody))
+async def input_tokens(request: Request) -> Response:
+    """How many tokens the prompt of a chat request has, images included."""
+    gateway = gateway_of(request)
+    body, ignored = await read_body(request, gateway, ChatBody)
+    body.check_together(gateway.config.max_sequences_per_request)
+    gateway.check_model(body.model)
+    prompt = await prompt_of_chat(request, gateway, body, None)
+    return _json(count_document(len(prompt.ids)), ignored)
+
+
+def count_document(count: int) -> dict[str, object]:
+    """The answer of OpenAI's routes that count."""
+    return {"object": "response.input_tokens", "input_tokens": count}
 
 
 @router.post("/detokenize", openapi_extra=describe(DetokenizeBody))

@@ -77,18 +77,15 @@ class RequestBody(BaseModel):
         return {}
 
 
-class GenerationBody(RequestBody):
-    """Parameters of both generation routes."""
+class SamplingFields(BaseModel):
+    """How tokens are chosen, when the text ends, and when it is a request's turn. Surfaces that are translated into
+    chat requests have these fields too, beyond what their API knows, and hand them on."""
 
-    model: str = Field(min_length=1, max_length=256)
-    max_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
-    max_completion_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX, description="wins over max_tokens")
     min_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX, description="0 and -1 are off")
     min_p: float | None = Field(default=None, ge=0, le=1)
-    n: int | None = Field(default=None, ge=1, le=INT32_MAX)
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -99,6 +96,18 @@ class GenerationBody(RequestBody):
     ignore_eos: bool | None = None
     logit_bias: dict[str, Bias] | None = Field(default=None, max_length=1024)
     bad_words: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(default=None, max_length=128)
+    priority: int | None = Field(default=None, ge=-INT32_MAX, le=INT32_MAX, description="lower is served first")
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
+    request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:\-]{1,128}$")
+
+
+class GenerationBody(SamplingFields, RequestBody):
+    """Parameters of both generation routes."""
+
+    model: str = Field(min_length=1, max_length=256)
+    max_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    max_completion_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX, description="wins over max_tokens")
+    n: int | None = Field(default=None, ge=1, le=INT32_MAX)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -115,9 +124,6 @@ class GenerationBody(RequestBody):
         default=None, ge=-1, le=INT32_MAX, description="keep the prompt's last tokens; -1: as many as fit"
     )
     user: str | None = Field(default=None, max_length=1024)
-    priority: int | None = Field(default=None, ge=-INT32_MAX, le=INT32_MAX, description="lower is served first")
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
-    request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:\-]{1,128}$")
 
     @property
     def token_limit(self) -> int | None:

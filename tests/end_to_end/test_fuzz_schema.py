@@ -36,6 +36,7 @@ CHECKS = [
 ]
 PATHS = {
     "/v1/chat/completions": "POST",
+    "/v1/chat/completions/input_tokens": "POST",
     "/v1/completions": "POST",
     "/v1/models": "GET",
     "/v1/models/{model_id}": "GET",

@@ -116,3 +116,20 @@ def test_access_log_can_be_off(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="firstlight.access"):
         chat(make_app(FakeEngine(), access_log=False))
     assert caplog.records == []
+
+
+def test_keys_of_clients_of_both_apis() -> None:
+    app = make_app(FakeEngine(), api_key=KEYS)
+    for headers in ({"x-api-key": KEYS[0]}, {"x-api-key": KEYS[0], "authorization": ""}):
+        assert run(call(app, "GET", "/v1/models", headers=headers)).status == 200
+    assert run(call(app, "GET", "/v1/models", headers={"x-api-key": "wrong"})).status == 401
+
+
+def test_errors_of_each_api_have_its_shape() -> None:
+    app = make_app(FakeEngine(), api_key=KEYS)
+    ours = run(call(app, "GET", "/v1/messages", headers={"x-request-id": "r1"}))
+    assert ours.status == 401
+    assert ours.json["error"]["type"] == "authentication_error"
+    assert (ours.json["type"], ours.json["request_id"], ours.headers["request-id"]) == ("error", "r1", "r1")
+    theirs = run(call(app, "GET", "/v1/messagesx"))
+    assert (theirs.status, theirs.error["code"], theirs.headers.get("request-id")) == (401, "invalid_api_key", None)

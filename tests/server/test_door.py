@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from server import door
 from server.door import Door, Turns
 from server.errors import Unavailable
+from server.middleware import RequestRecord
 from tests.server.exchange import run
 from tests.server.fakes import FakeEngine
 
@@ -36,7 +37,8 @@ class Visits:
         async def receive() -> MutableMapping[str, Any]:
             raise AssertionError("the door does not read bodies")
 
-        await self.door({"type": "http", "method": method, "path": path, "state": {}, "name": name}, receive, send)
+        state = {"record": RequestRecord(request_id=name)}
+        await self.door({"type": "http", "method": method, "path": path, "state": state, "name": name}, receive, send)
 
 
 def test_only_generation_takes_a_place() -> None:

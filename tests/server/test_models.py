@@ -99,6 +99,7 @@ def test_openapi_document_holds_the_bodies() -> None:
     }
     assert bodies == {
         "/v1/chat/completions": "ChatBody",
+        "/v1/chat/completions/input_tokens": "ChatBody",
         "/v1/completions": "CompletionBody",
         "/tokenize": "TokenizeBody",
         "/detokenize": "DetokenizeBody",

@@ -145,3 +145,15 @@ def test_tokens_are_named_by_their_ids() -> None:
     assert content["content"][0]["top_logprobs"][0]["token"] == first
     found = complete(app, logprobs=1, return_tokens_as_token_ids=True).json["choices"][0]["logprobs"]
     assert (found["tokens"], [*found["top_logprobs"][0]]) == ([first, second], [first])
+
+
+def test_tokens_are_counted_as_a_request_would_have_them() -> None:
+    engine = FakeEngine()
+    app = make_app(engine)
+    body = {"model": MODEL, "messages": _talk("hi", "The sky"), "continue_final_message": True, "max_tokens": 3}
+    answer = run(call(app, "POST", "/v1/chat/completions/input_tokens", body))
+    assert answer.json == {"object": "response.input_tokens", "input_tokens": 27}
+    assert engine.streams == [] and engine.reserved == 0
+    assert chat(app, **body).json["usage"]["prompt_tokens"] == 27
+    wrong = run(call(app, "POST", "/v1/chat/completions/input_tokens", {**body, "model": "x"}))
+    assert (wrong.status, wrong.error["param"]) == (404, "model")
