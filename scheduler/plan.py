@@ -5,8 +5,8 @@ import), used in the engine process. Both are frozen and flat: parallel `array` 
 without a copy, no sets, no dictionaries keyed by request. Everything the runtime needs for a step is in the plan; the
 runtime keeps no per-request state.
 
-Legend: S sequences in the step, T tokens in the step, R rows that sample a token, P prompt rows that are scored,
-J images to encode, E spans of image embeddings in the step.
+Legend: S sequences in the step, T tokens in the step, R rows that sample a token, M rows of these with a mask,
+V vocabulary, P prompt rows that are scored, J images to encode, E spans of image embeddings in the step.
 """
 
 from array import array
@@ -20,7 +20,8 @@ NO_LOGPROBS = -1
 """Value of a `top_logprobs` entry that asks for no log-probabilities (0 asks for the chosen token's only)."""
 
 FAILED_TOKEN = -1
-"""Token id in a `StepResult` for a row whose logits were not finite: that sequence ends with an error, alone."""
+"""Token id in a `StepResult` for a row whose logits were not finite, or of which bans and mask left none: that sequence
+ends with an error, alone."""
 
 LOGPROB_FLOOR = -9999.0
 """Log-probability reported for an impossible token: JSON has no infinity."""
@@ -79,6 +80,10 @@ class SampleRows:
     """Ragged lists, offsets [R + 1]: values added to logits before sampling; -inf bans a token. Carries logit_bias,
     bad words that are one token short of complete, and end tokens before min_tokens. Ids are unique within a row,
     except that a ban may repeat an id (adding -inf wins in any order)."""
+    mask_rows: "array[int]" = field(default_factory=ints)
+    """int32 [M], ascending: the rows (0 .. R - 1) that follow a grammar."""
+    masks: "array[int]" = field(default_factory=ints)
+    """int32 [M, ceil(V / 32)]: the row may only sample token t where bit t % 32 of word t // 32 is set."""
     top_logprobs: "array[int]" = field(default_factory=ints)
     """int32 [R]: NO_LOGPROBS, or how many alternatives to report beside the chosen token (0..20)."""
 

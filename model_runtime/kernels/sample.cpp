@@ -26,6 +26,8 @@ struct SampleRows {
     const int32_t* bias_ids;
     const float* bias_values;
     const int32_t* bias_offsets;
+    int64_t num_masks;
+    const int32_t *mask_rows, *masks;
 };
 
 struct Saved {
@@ -40,6 +42,7 @@ struct Scratch {
     Candidates candidates;
     std::vector<Saved> saved;
     std::vector<uint32_t> times;  // by token; 0 between calls
+    std::vector<float> masked;
 };
 
 thread_local Scratch scratch;
@@ -133,9 +136,29 @@ void penalise(float* x, int64_t V, const SampleRows& rows, int64_t r) {
     }
 }
 
-// Choose with bias and penalties applied to the row, and take them off again.
+// The row's mask, a bit a token, or null.
+const int32_t* mask_of(const SampleRows& rows, int64_t V, int64_t r) {
+    const int32_t* end = rows.mask_rows + rows.num_masks;
+    const int32_t* found = std::lower_bound(rows.mask_rows, end, int32_t(r));
+    return found == end || *found != r ? nullptr : rows.masks + (found - rows.mask_rows) * ((V + 31) / 32);
+}
+
+// A copy of the row in which tokens without a bit are -inf.
+float* masked_copy(const float* x, int64_t V, const int32_t* mask) {
+    std::vector<float>& copy = scratch.masked;
+    copy.resize(V);
+    for (int64_t i = 0; i < V; i += 32) {
+        const uint32_t bits = uint32_t(mask[i / 32]);
+        const int64_t count = std::min<int64_t>(32, V - i);
+        for (int64_t j = 0; j < count; j++) copy[i + j] = bits >> j & 1 ? x[i + j] : -INF;
+    }
+    return copy.data();
+}
+
+// Choose with mask, bias and penalties applied to the row, and take them off again.
 int32_t sample_row(float* x, int64_t V, const SampleRows& rows, int64_t r) {
     scratch.saved.clear();
+    if (const int32_t* mask = mask_of(rows, V, r)) x = masked_copy(x, V, mask);
     for (int32_t i = rows.bias_offsets[r]; i < rows.bias_offsets[r + 1]; i++)
         change(x, rows.bias_ids[i], x[rows.bias_ids[i]] + rows.bias_values[i]);
     if (rows.history_offsets[r] < rows.history_offsets[r + 1]) penalise(x, V, rows, r);
@@ -186,14 +209,16 @@ template <class Function> void for_rows(int64_t R, int64_t V, Function function)
 extern "C" {
 
 // logits [R][V] are as before when it returns. Returns 1, having done nothing, if a token id is out of range.
-int64_t fl_sample(float* logits, int64_t R, int64_t V, const float* temperature, const int32_t* top_k,
-                  const float* top_p, const float* min_p, const uint64_t* seed, const uint64_t* counter,
+int64_t fl_sample(float* logits, int64_t R, int64_t V, int64_t num_masks, const float* temperature,
+                  const int32_t* top_k, const float* top_p, const float* min_p, const uint64_t* seed, const uint64_t* counter,
                   const float* presence, const float* frequency, const float* repetition, const int32_t* history_ids,
                   const int32_t* history_offsets, const int32_t* history_output_starts, const int32_t* bias_ids,
-                  const float* bias_values, const int32_t* bias_offsets, int32_t* token_ids) {
+                  const float* bias_values, const int32_t* bias_offsets, const int32_t* mask_rows, const int32_t* masks,
+                  int32_t* token_ids) {
     if (!within(history_ids, history_offsets[R], V) || !within(bias_ids, bias_offsets[R], V)) return 1;
     const SampleRows rows{temperature, top_k, top_p, min_p, seed, counter, presence, frequency, repetition, history_ids,
-                          history_offsets, history_output_starts, bias_ids, bias_values, bias_offsets};
+                          history_offsets, history_output_starts, bias_ids, bias_values, bias_offsets, num_masks,
+                          mask_rows, masks};
     for_rows(R, V, [&](int64_t r) { token_ids[r] = sample_row(logits + r * V, V, rows, r); });
     return 0;
 }

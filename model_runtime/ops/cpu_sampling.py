@@ -17,6 +17,9 @@ from scheduler.plan import NO_LOGPROBS, RowLogprobs, SampleRows, ScoreRows, floa
 
 Buffer: TypeAlias = "array[int] | array[float]"
 
+MASK_BITS = 32
+"""Tokens of a word of a mask."""
+
 
 @register("sample", "cpu")
 def sample(logits_NV: Tensor, rows: SampleRows) -> "tuple[array[int], RowLogprobs]":
@@ -41,9 +44,13 @@ def sample(logits_NV: Tensor, rows: SampleRows) -> "tuple[array[int], RowLogprob
         rows.bias_ids,
         rows.bias_values,
         rows.bias_offsets,
+        rows.mask_rows,
+        rows.masks,
         token_ids,
     )
-    failed = library().sample(logits_NV.data_ptr(), num_rows, vocab, *map(_address, columns))
+    num_masks = len(rows.mask_rows)
+    assert len(rows.masks) == num_masks * -(-vocab // MASK_BITS), f"masks are not those of {vocab} tokens"
+    failed = library().sample(logits_NV.data_ptr(), num_rows, vocab, num_masks, *map(_address, columns))
     assert not failed, f"a token id of a history or bias is outside 0 .. {vocab - 1}"
     return token_ids, _logprobs(logits_NV, token_ids, rows.top_logprobs)
 

@@ -5,7 +5,7 @@ runner on rank 0, engine process.
 What happens to a row, in this order:
 
 1. Log-probabilities, where asked for, are taken from the logits as the model gave them.
-2. `bias_values` are added; -inf bans a token.
+2. Tokens that the row's mask does not name get -inf; then `bias_values` are added; -inf bans a token.
 3. Penalties. For each token in the row's history, once: logit / repetition_penalty where the logit is positive, else
    logit * repetition_penalty (CTRL, arXiv 1909.05858); then minus frequency_penalty * n, minus presence_penalty where
    n > 0, with n the times the token stands in the output part of the history.
@@ -24,8 +24,8 @@ integers are exact in any order. A token that is 2^41 times less likely than the
 
 A row with a NaN or +inf, or with no token left to choose, yields FAILED_TOKEN and disturbs no other row.
 
-Legend: R rows to sample, V vocabulary, N rows with temperature > 0, F rows with top_k or top_p, C candidates,
-H tokens of history.
+Legend: R rows to sample, M of these with a mask, V vocabulary, W words of a mask, N rows with temperature > 0, F rows
+with top_k or top_p, C candidates, H tokens of history.
 """
 
 from array import array
@@ -50,7 +50,7 @@ CANDIDATES = (256, 4096)
 @register("sample", "any")
 def sample(logits_RV: Tensor, rows: SampleRows) -> "tuple[array[int], RowLogprobs]":
     """Choose a token for each row: logits float32 [R, V] -> (int32 [R] or FAILED_TOKEN, log-probabilities)."""
-    adjusted_RV = _penalise(_add_bias(logits_RV, rows), rows)
+    adjusted_RV = _penalise(_add_bias(_mask(logits_RV, rows), rows), rows)
     failed_R = ~torch.isfinite(adjusted_RV.amax(dim=1))  # a NaN or +inf is the maximum; -inf only of nothing else
     if failed_R.any():
         adjusted_RV = adjusted_RV.masked_fill(failed_R[:, None], 0.0)
@@ -74,6 +74,16 @@ def _row_of(offsets: "array[int]") -> NDArray[np.intp]:
     """The row that each entry of a ragged list belongs to."""
     lengths = np.diff(np.asarray(offsets))
     return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def _mask(logits_RV: Tensor, rows: SampleRows) -> Tensor:
+    if not rows.mask_rows:
+        return logits_RV
+    words_MW = np.asarray(rows.masks).reshape(len(rows.mask_rows), -1)
+    allowed_MV = np.unpackbits(words_MW.view(np.uint8), axis=1, count=logits_RV.shape[1], bitorder="little")
+    banned_MV = torch.from_numpy(allowed_MV == 0).to(logits_RV.device)
+    where = _tensor(rows.mask_rows, logits_RV).long()
+    return logits_RV.index_copy(0, where, logits_RV[where].masked_fill(banned_MV, -torch.inf))
 
 
 def _add_bias(logits_RV: Tensor, rows: SampleRows) -> Tensor:

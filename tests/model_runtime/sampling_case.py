@@ -26,6 +26,8 @@ class Row:
     prompt: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
     bias: tuple[tuple[int, float], ...] = ()
+    allowed: frozenset[int] | None = None
+    """Of the mask; None for none."""
     top_logprobs: int = NO_LOGPROBS
 
 
@@ -33,7 +35,15 @@ def starts(lengths: list[int]) -> list[int]:
     return [0, *np.cumsum(lengths, dtype=int).tolist()]
 
 
-def to_plan(rows: list[Row]) -> SampleRows:
+def mask_words(allowed: frozenset[int], vocab: int) -> list[int]:
+    bits = np.zeros(-(-vocab // 32) * 32, dtype=np.uint8)
+    bits[sorted(allowed)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32).tolist()
+
+
+def to_plan(rows: list[Row], vocab: int = 0) -> SampleRows:
+    """`vocab` is needed where a row has a mask."""
+    masked = [(index, row.allowed) for index, row in enumerate(rows) if row.allowed is not None]
     return SampleRows(
         rows=ints(list(range(len(rows)))),
         temperature=floats([row.temperature for row in rows]),
@@ -51,6 +61,8 @@ def to_plan(rows: list[Row]) -> SampleRows:
         bias_ids=ints([token for row in rows for token, _ in row.bias]),
         bias_values=floats([value for row in rows for _, value in row.bias]),
         bias_offsets=ints(starts([len(row.bias) for row in rows])),
+        mask_rows=ints([index for index, _ in masked]),
+        masks=ints([word for _, allowed in masked for word in mask_words(allowed, vocab)]),
         top_logprobs=ints([row.top_logprobs for row in rows]),
     )
 
@@ -58,6 +70,8 @@ def to_plan(rows: list[Row]) -> SampleRows:
 def expected_distribution(logits: np.ndarray, row: Row) -> np.ndarray:
     """Probabilities of the definition in float64, one token at a time."""
     logits = logits.astype(np.float64).copy()
+    if row.allowed is not None:
+        logits[[token for token in range(len(logits)) if token not in row.allowed]] = -math.inf
     for token, value in row.bias:
         logits[token] += value
     for token in set(row.prompt + row.output):
@@ -86,8 +100,13 @@ def draws(ops: Ops, logits: np.ndarray, row: Row, count: int) -> np.ndarray:
     """Frequencies of `count` tokens drawn with the counters 0, 1, 2..."""
     rows = [replace(row, counter=counter) for counter in range(count)]
     logits_RV = torch.from_numpy(logits).float().expand(count, -1)
-    token_ids, _ = ops.sample(logits_RV, to_plan(rows))
+    token_ids, _ = ops.sample(logits_RV, to_plan(rows, len(logits)))
     return np.bincount(np.asarray(token_ids), minlength=len(logits)) / count
+
+
+def _some_tokens(vocab: int, generator: np.random.Generator) -> frozenset[int]:
+    count = int(generator.choice([1, 5, vocab // 2, vocab]))
+    return frozenset(generator.choice(vocab, size=count, replace=False).tolist())
 
 
 def random_rows(count: int, vocab: int, generator: np.random.Generator) -> list[Row]:
@@ -106,6 +125,7 @@ def random_rows(count: int, vocab: int, generator: np.random.Generator) -> list[
             prompt=history[:25] if penalised else (),
             output=history[25:] if penalised else (),
             bias=((3, -math.inf), (9, 2.5)) if generator.integers(0, 2) else (),
+            allowed=_some_tokens(vocab, np.random.default_rng(index)) if index % 2 else None,
             top_logprobs=int(generator.choice([NO_LOGPROBS, 0, 5, 20])),
         )
 

@@ -20,7 +20,7 @@ def test_the_compiled_sampler_draws_the_tokens_of_the_reference(vocab: int, spre
     generator = np.random.default_rng(13)
     logits = generator.normal(size=(60, vocab)).astype(np.float32) * spread
     logits[::2] = logits[::2].round(1)  # ties, -0 among them
-    rows = to_plan(random_rows(60, vocab, generator))
+    rows = to_plan(random_rows(60, vocab, generator), vocab)
     (ids, logprobs), (exact_ids, exact) = (
         each.sample(torch.from_numpy(logits), rows) for each in (compiled(), REFERENCE)
     )
@@ -58,3 +58,9 @@ def test_the_compiled_sampler_leaves_logits_as_they_are_and_checks_ids() -> None
     for wrong in (Row(presence=1.0, output=(8,)), Row(presence=1.0, output=(-1,)), Row(bias=((8, 1.0),))):
         with pytest.raises(AssertionError, match=r"outside 0 \.\. 7"):
             compiled().sample(logits_NV, to_plan([wrong]))
+
+
+def test_masks_of_another_vocabulary_are_refused() -> None:
+    rows = to_plan([Row(allowed=frozenset({3}))], 32)
+    with pytest.raises(AssertionError, match="not those of 33 tokens"):
+        compiled().sample(torch.zeros(1, 33), rows)

@@ -33,6 +33,7 @@ ROWS = {
     "min_p": Row(temperature=1.0, min_p=0.3),
     "all filters": Row(temperature=2.0, top_k=6, top_p=0.8, min_p=0.2),
     "bias": Row(temperature=1.0, bias=((3, 4.0), (5, -math.inf), (0, -1.0))),
+    "mask": Row(temperature=1.0, allowed=frozenset({1, 4, 11})),
     "penalties": Row(
         temperature=1.0, repetition=1.5, frequency=0.4, presence=0.3, prompt=(0, 1, 1, 2), output=(2, 3, 3, 3, 9)
     ),
@@ -47,6 +48,7 @@ ROWS = {
         prompt=(4, 5),
         output=(4, 7, 7),
         bias=((7, 1.0), (1, -math.inf), (1, -3.0)),
+        allowed=frozenset({0, 1, 4, 5, 7, 8, 10}),
     ),
 }
 
@@ -118,11 +120,13 @@ def test_row_is_bit_equal_in_any_batch_and_thread_count(ops: Ops, spread: float)
     threads = torch.get_num_threads()
     try:
         set_threads(1)
-        alone = [ops.sample(logits_RV[row : row + 1].clone(), to_plan([rows[row]])) for row in range(count)]
+        alone = [ops.sample(logits_RV[row : row + 1].clone(), to_plan([rows[row]], vocab)) for row in range(count)]
         for size in range(1, count + 1):
             set_threads(1 + size % 3)
             order = generator.permutation(count)[:size]
-            token_ids, logprobs = ops.sample(logits_RV[torch.from_numpy(order)], to_plan([rows[row] for row in order]))
+            token_ids, logprobs = ops.sample(
+                logits_RV[torch.from_numpy(order)], to_plan([rows[row] for row in order], vocab)
+            )
             for place, row in enumerate(order):
                 assert token_ids[place] == alone[row][0][0]
                 assert per_row(logprobs, place) == per_row(alone[row][1], 0)
@@ -133,7 +137,7 @@ def test_row_is_bit_equal_in_any_batch_and_thread_count(ops: Ops, spread: float)
 def test_filters_do_not_depend_on_the_number_of_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(5)
     logits_RV = torch.from_numpy(generator.normal(size=(40, 3000)).astype(np.float32).round(2))  # with ties
-    rows = to_plan(random_rows(40, 3000, generator))
+    rows = to_plan(random_rows(40, 3000, generator), 3000)
     results = []
     for candidates in ((256, 4096), (1,), (2, 3, 40), ()):
         monkeypatch.setattr("model_runtime.ops.sampling.CANDIDATES", candidates)
