@@ -137,7 +137,7 @@ def size_pool(
     sequence. Raises PlanError where not even one such sequence fits."""
     max_model_len = model_length(config, runtime)
     blocks_needed = -(-max_model_len // scheduler.block_size)
-    activations = activation_bytes(config, step_tokens(config, scheduler), scheduler.max_num_seqs)
+    activations = activation_bytes(config, step_tokens(config, scheduler), scheduler.max_sampled_rows)
     if images is not None:
         activations = images.cache + max(activations, images.encode)
     room = max(0, budget - weight_bytes - activations)

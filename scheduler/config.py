@@ -4,6 +4,32 @@ Read in the supervisor (to parse), the API process (admission) and the engine pr
 """
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+MAX_STEP_DRAFTS = 32
+"""Drafts in a step, of a sequence and of all together: memory is planned for their logits."""
+
+SpeculativeMethod = Literal["ngram"]
+SPECULATIVE_METHODS: tuple[str, ...] = get_args(SpeculativeMethod)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """How tokens are guessed ahead, in vLLM's names."""
+
+    method: SpeculativeMethod
+    num_speculative_tokens: int
+    """The most drafts of a sequence in a step; how many are worth it is found out."""
+    prompt_lookup_max: int = 8
+    prompt_lookup_min: int = 2
+    """The longest and the shortest run of tokens that is looked for in the text before."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the field and the rule."""
+        if not 1 <= self.num_speculative_tokens <= MAX_STEP_DRAFTS:
+            raise ValueError(f"num_speculative_tokens must be from 1 to {MAX_STEP_DRAFTS}")
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= 64:
+            raise ValueError("prompt_lookup_min must be from 1 to prompt_lookup_max, and that at most 64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +59,13 @@ class SchedulerConfig:
         default=600.0, metadata={"help": "seconds until an unfinished request ends with 408 or an error event"}
     )
     enable_prefix_caching: bool = field(default=True, metadata={"help": "reuse KV blocks of equal prompt beginnings"})
+    speculative_config: SpeculativeConfig | None = field(
+        default=None,
+        metadata={
+            "help": 'guess tokens ahead: {"method": "ngram", "num_speculative_tokens": 8}; the output stays the same',
+            "unit": "speculation",
+        },
+    )
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
@@ -48,6 +81,11 @@ class SchedulerConfig:
             raise ValueError("max_queued_requests must not be negative")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs: each sequence needs a token a step")
+
+    @property
+    def max_sampled_rows(self) -> int:
+        """Rows of a step whose logits are computed."""
+        return self.max_num_seqs + (0 if self.speculative_config is None else MAX_STEP_DRAFTS)
 
     @property
     def max_outstanding(self) -> int:

@@ -25,6 +25,9 @@ class EncoderLimits:
     """Attention within an image goes in both directions: no step may compute a part of a span only."""
 
 
+NO_ENCODER = EncoderLimits()
+
+
 @dataclass(slots=True)
 class _Entry:
     slot: int

@@ -1,8 +1,11 @@
 """From a step's result to what a sequence's owner is told. Pure functions used by `Scheduler`, engine process."""
 
-from scheduler.plan import RowLogprobs
+from array import array
+
+from scheduler.plan import FAILED_TOKEN, RowLogprobs
 from scheduler.request import FinishReason, TokenEvent, TokenLogprob
-from scheduler.sequence import Sequence
+from scheduler.sequence import Sequence, Status
+from scheduler.speculation import verify
 
 
 def logprob_at(rows: RowLogprobs, row: int) -> TokenLogprob:
@@ -22,19 +25,43 @@ def ending(seq: Sequence) -> tuple[FinishReason | None, int | None]:
     return (FinishReason.LENGTH if len(seq.tokens) >= seq.max_total else None), None
 
 
-def token_event(seq: Sequence, sampled: RowLogprobs, row: int) -> TokenEvent:
-    """The event of the newest token, which was sampled by `row`; the first one also tells about the prompt."""
+def take_tokens(seq: Sequence, sampled: "array[int]", drafts: "array[int]") -> tuple[int, bool]:
+    """Append what one step after the other would have sampled: up to the first draft that does not hold, the end of the
+    sequence, or a failed row. Returns (tokens appended, whether a row failed).
+
+    `sampled` int32 is what follows the tokens of the sequence and none, one, ... of its drafts.
+    """
+    for count, token in enumerate(sampled[: verify(sampled, drafts) + 1]):
+        if token == FAILED_TOKEN:
+            return count, True
+        seq.tokens.append(token)
+        if ending(seq)[0] is not None:
+            return count + 1, False
+    return count + 1, False
+
+
+def token_event(seq: Sequence, sampled: RowLogprobs, row: int, count: int, num_drafts: int) -> TokenEvent:
+    """The event of the newest `count` tokens, sampled by the rows from `row` on; the first one also tells about the
+    prompt."""
     request = seq.request
-    first = seq.num_outputs == 1
+    first = seq.num_outputs == count
     reason, stop_token = ending(seq)
+    token_ids = tuple(seq.tokens[-count:])
     if reason is None and not first and request.sampling.logprobs < 0:
-        return TokenEvent(request.seq_id, (seq.tokens[-1],))  # nearly always, and in half the time
+        return TokenEvent(request.seq_id, token_ids, num_drafts=num_drafts)  # nearly always, and in half the time
+    wants_logprobs = request.sampling.logprobs >= 0
     return TokenEvent(
         seq_id=request.seq_id,
-        token_ids=(seq.tokens[-1],),
-        logprobs=(logprob_at(sampled, row),) if request.sampling.logprobs >= 0 else (),
+        token_ids=token_ids,
+        num_drafts=num_drafts,
+        logprobs=tuple(logprob_at(sampled, row + index) for index in range(count)) if wants_logprobs else (),
         prompt_logprobs=tuple(seq.prompt_scores) if first else (),
         cached_tokens=(seq.prefix_hit or 0) if first else 0,
         finish_reason=reason,
         stop_token_id=stop_token,
     )
+
+
+def whereabouts(seq: Sequence) -> str:
+    """How far a live sequence has come, for people."""
+    return "in the queue" if seq.status is Status.WAITING else f"after {seq.num_outputs} output tokens"

@@ -3,15 +3,28 @@
 from array import array
 from collections.abc import Callable
 from itertools import accumulate, compress
-from typing import TypeAlias
+from typing import NamedTuple
 
 from scheduler.image_spans import add_rope_rows, add_span_rows
-from scheduler.plan import ImageJobs, ImageSpans, ScoreRows, StepPlan, ints
+from scheduler.plan import ImageJobs, ImageSpans, SampleRows, ScoreRows, StepPlan, ints
 from scheduler.sampling_rows import SampledRows, add_score_rows
 from scheduler.sequence import Sequence
 
-Planned: TypeAlias = tuple[Sequence, int, bool, int]
-"""What a step does for one sequence: (it, tokens computed, whether it samples the next one, prompt rows scored)."""
+NO_DRAFTS = ints()
+
+
+class Planned(NamedTuple):
+    """What a step does for one sequence."""
+
+    seq: Sequence
+    num_tokens: int
+    """Known tokens that are computed."""
+    drafts: "array[int]"
+    """int32: guesses of the tokens that follow them, computed too."""
+    num_samples: int
+    """Rows that are sampled: the last known token, if it is among them, and each draft."""
+    num_scored: int
+    """Prompt rows that are scored."""
 
 
 class PlanBuilder:
@@ -27,20 +40,26 @@ class PlanBuilder:
         self._slot = slot
         self._seqs: list[Sequence] = []
         self._query_lens: list[int] = []
+        self._drafts: list[array[int]] = []
+        self._have_drafts = False
         self.num_tokens = 0
         """Tokens of the step so far."""
 
-    def add(self, seq: Sequence, num_tokens: int) -> None:
-        """Compute the next `num_tokens` known tokens of a sequence whose block table covers them."""
+    def add(self, seq: Sequence, num_tokens: int, drafts: "array[int]" = NO_DRAFTS) -> None:
+        """Compute the next `num_tokens` known tokens of a sequence, and after the last one `drafts`; its block table
+        covers them all."""
+        query_len = num_tokens + len(drafts)
         self._seqs.append(seq)
-        self._query_lens.append(num_tokens)
-        self.num_tokens += num_tokens
+        self._query_lens.append(query_len)
+        self._drafts.append(drafts)
+        self._have_drafts = self._have_drafts or len(drafts) > 0
+        self.num_tokens += query_len
 
     def build(self, step_id: int, encode: ImageJobs, drop_slots: "array[int]") -> tuple[StepPlan, list[Planned]]:
         """The finished plan, and what it does in its order."""
         seqs, query_lens = self._seqs, self._query_lens
         kv_lens = [seq.num_computed + num_tokens for seq, num_tokens in zip(seqs, query_lens, strict=True)]
-        samples = [kv_len == len(seq.tokens) for seq, kv_len in zip(seqs, kv_lens, strict=True)]
+        samples = [kv_len >= len(seq.tokens) for seq, kv_len in zip(seqs, kv_lens, strict=True)]
         ends = [*accumulate(query_lens)]
         score, num_scored = self._score_rows(ends)
         plan = StepPlan(
@@ -49,22 +68,37 @@ class PlanBuilder:
             query_lens=ints(query_lens),
             kv_lens=ints(kv_lens),
             block_tables=self._block_tables(kv_lens),
-            sample=self._sampled.of_step(
-                [*compress(seqs, samples)], ints([end - 1 for end in compress(ends, samples)])
-            ),
+            sample=self._sampled_rows(samples, ends),
             score=score,
             rope_positions=self._rope_rows(kv_lens),
             drop_slots=drop_slots,
             encode=encode,
             images=self._span_rows(ends),
         )
-        return plan, [*zip(seqs, query_lens, samples, num_scored, strict=True)]
+        num_tokens = [query_len - len(drafts) for query_len, drafts in zip(query_lens, self._drafts, strict=True)]
+        num_samples = [starts + len(drafts) for starts, drafts in zip(samples, self._drafts, strict=True)]
+        return plan, [*map(Planned, seqs, num_tokens, self._drafts, num_samples, num_scored)]
 
     def _token_ids(self, kv_lens: list[int]) -> "array[int]":
         token_ids = ints()
-        for seq, kv_len in zip(self._seqs, kv_lens, strict=True):
+        for seq, kv_len, drafts in zip(self._seqs, kv_lens, self._drafts, strict=True):
             token_ids.extend(seq.tokens[seq.num_computed : kv_len])
+            token_ids.extend(drafts)
         return token_ids
+
+    def _sampled_rows(self, samples: list[bool], ends: list[int]) -> SampleRows:
+        """The last known token of each sequence that samples, and the drafts that follow it."""
+        seqs, last = [*compress(self._seqs, samples)], [*compress(ends, samples)]
+        if not self._have_drafts:
+            return self._sampled.of_step(seqs, [NO_DRAFTS] * len(seqs), ints([end - 1 for end in last]))
+        rows = [
+            (seq, drafts[:count], end - 1 - len(drafts) + count)
+            for seq, drafts, end in zip(seqs, compress(self._drafts, samples), last, strict=True)
+            for count in range(len(drafts) + 1)
+        ]
+        return self._sampled.of_step(
+            [seq for seq, _, _ in rows], [before for _, before, _ in rows], ints([row for _, _, row in rows])
+        )
 
     def _block_tables(self, kv_lens: list[int]) -> "array[int]":
         tables = ints()

@@ -13,8 +13,6 @@ from scheduler.plan import SampleRows, ScoreRows, floats, ints, uints
 from scheduler.request import SamplingParams
 from scheduler.sequence import Sequence
 
-_NO_TOKENS = ints()
-
 Bias = tuple[tuple[int, float], ...]
 """(token id, value added to its logit) of one row."""
 
@@ -34,17 +32,18 @@ def _banned_tokens(sampling: SamplingParams, outputs: "tuple[int, ...]", num_out
     return banned
 
 
-def _newest_outputs(seq: Sequence) -> "tuple[int, ...]":
+def _newest_outputs(seq: Sequence, drafts: "array[int]") -> "tuple[int, ...]":
     """As many of the newest outputs as the longest bad word has tokens before its last."""
     longest = max(map(len, seq.request.sampling.bad_words), default=1)
-    return tuple(seq.tokens[max(seq.num_prompt, len(seq.tokens) - longest + 1) :])
+    newest = (*seq.tokens[max(seq.num_prompt, len(seq.tokens) - longest + 1) :], *drafts)
+    return newest[max(0, len(newest) - longest + 1) :]
 
 
-def _bias(seq: Sequence) -> Bias:
-    sampling, num_outputs = seq.request.sampling, seq.num_outputs
+def _bias(seq: Sequence, drafts: "array[int]") -> Bias:
+    sampling, num_outputs = seq.request.sampling, seq.num_outputs + len(drafts)
     if not sampling.bad_words and num_outputs >= sampling.min_tokens:
         return sampling.logit_bias
-    banned = _banned_tokens(sampling, _newest_outputs(seq), num_outputs)
+    banned = _banned_tokens(sampling, _newest_outputs(seq, drafts), num_outputs)
     return (*sampling.logit_bias, *((token, -inf) for token in banned))
 
 
@@ -83,38 +82,42 @@ class SampledRows:
         self._fixed = SampleRows()
         self._have_penalties = self._have_biases = False
 
-    def of_step(self, seqs: list[Sequence], rows: "array[int]") -> SampleRows:
-        """The next token of seqs[r] is sampled from the logits of the step's token rows[r], int32 [R]."""
+    def of_step(self, seqs: list[Sequence], drafts: "list[array[int]]", rows: "array[int]") -> SampleRows:
+        """Row r samples what follows the tokens of seqs[r] and drafts[r], from the logits of the step's token rows[r],
+        int32 [R]: a sequence with drafts has a row for each of them, which is sampled as if they were output."""
         params = [seq.request.sampling for seq in seqs]
         if params != self._params:
             self._params, self._fixed = params, _fixed_columns(params)
             self._have_penalties = any(map(_has_penalty, params))
             self._have_biases = any(map(_has_bias, params))
-        sample = replace(self._fixed, rows=rows, counter=uints([len(seq.tokens) - seq.num_prompt for seq in seqs]))
+        counter = [len(seq.tokens) + len(before) - seq.num_prompt for seq, before in zip(seqs, drafts, strict=True)]
+        sample = replace(self._fixed, rows=rows, counter=uints(counter))
         if self._have_penalties:
-            sample = _with_histories(sample, seqs)
+            sample = _with_histories(sample, seqs, drafts)
         if self._have_biases:
-            sample = _with_biases(sample, seqs)
+            sample = _with_biases(sample, seqs, drafts)
         return sample
 
 
-def _with_histories(sample: SampleRows, seqs: list[Sequence]) -> SampleRows:
-    histories = [seq.tokens if _has_penalty(seq.request.sampling) else _NO_TOKENS for seq in seqs]
-    history_ids = ints()
-    for history in histories:
-        history_ids.extend(history)
+def _with_histories(sample: SampleRows, seqs: list[Sequence], drafts: "list[array[int]]") -> SampleRows:
+    history_ids, lengths, starts = ints(), [], []
+    for seq, before in zip(seqs, drafts, strict=True):
+        penalised = _has_penalty(seq.request.sampling)
+        if penalised:
+            history_ids.extend(seq.tokens)
+            history_ids.extend(before)
+        lengths.append(len(seq.tokens) + len(before) if penalised else 0)
+        starts.append(seq.num_prompt if penalised else 0)
     return replace(
         sample,
         history_ids=history_ids,
-        history_offsets=ints([*accumulate(map(len, histories), initial=0)]),
-        history_output_starts=ints(
-            [seq.num_prompt if history else 0 for seq, history in zip(seqs, histories, strict=True)]
-        ),
+        history_offsets=ints([*accumulate(lengths, initial=0)]),
+        history_output_starts=ints(starts),
     )
 
 
-def _with_biases(sample: SampleRows, seqs: list[Sequence]) -> SampleRows:
-    biases = [_bias(seq) for seq in seqs]
+def _with_biases(sample: SampleRows, seqs: list[Sequence], drafts: "list[array[int]]") -> SampleRows:
+    biases = [_bias(seq, before) for seq, before in zip(seqs, drafts, strict=True)]
     return replace(
         sample,
         bias_ids=ints([token for bias in biases for token, _ in bias]),

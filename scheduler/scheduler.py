@@ -11,18 +11,19 @@ from math import inf
 from scheduler import policy
 from scheduler.admission import refuse_overload, refuse_what_never_fits
 from scheduler.config import SchedulerConfig
-from scheduler.encoder_cache import EncoderLimits
+from scheduler.drafts import make_drafter
+from scheduler.encoder_cache import NO_ENCODER, EncoderLimits
 from scheduler.images import ImagePlanner
+from scheduler.invariants import check_queues
 from scheduler.kv_blocks import KVBlocks
-from scheduler.outcome import logprob_at, token_event
-from scheduler.plan import FAILED_TOKEN, StepPlan, StepResult
+from scheduler.outcome import logprob_at, take_tokens, token_event, whereabouts
+from scheduler.plan import StepPlan, StepResult
 from scheduler.plan_builder import PlanBuilder, Planned
 from scheduler.request import FinishReason, Request, TokenEvent
 from scheduler.sampling_rows import SampledRows
 from scheduler.sequence import Sequence, Status
+from scheduler.speculation import Drafter, Speculation
 from scheduler.stats import Counters, SchedulerStats
-
-NO_ENCODER = EncoderLimits()
 
 
 class Scheduler:
@@ -30,8 +31,15 @@ class Scheduler:
     within the limits of `encoder`."""
 
     def __init__(
-        self, config: SchedulerConfig, *, num_blocks: int, max_model_len: int, encoder: EncoderLimits = NO_ENCODER
+        self,
+        config: SchedulerConfig,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        encoder: EncoderLimits = NO_ENCODER,
+        drafter: Drafter | None = None,
     ) -> None:
+        """`drafter` is one for tests, in place of the configured one."""
         self._config = config
         self._max_total = min(max_model_len, num_blocks * config.block_size)
         self._max_model_len = max_model_len
@@ -42,6 +50,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._sampled = SampledRows()
+        self._speculation = Speculation(drafter or make_drafter(config.speculative_config))
         self._planned: list[Planned] = []
         self._step_id = 0
         self._next_arrival = 0
@@ -86,17 +95,21 @@ class Scheduler:
         assert not self._planned, f"step {self._step_id} was planned and not committed"
         self._expire(now)
         config = self._config
-        builder = PlanBuilder(config.block_size, self._sampled, self._images.slot)
         decodes, prompts = policy.split_prompts(self._running)
-        complete = self._add_decodes(decodes, builder)
-        part = config.prefill_share if builder.num_tokens else 1.0
-        limit = config.max_num_batched_tokens - builder.num_tokens
+        decodes, complete = self._give_room(decodes)
+        part = config.prefill_share if decodes else 1.0
+        limit = config.max_num_batched_tokens - len(decodes)
         share = min(limit, max(1, int(part * config.max_num_batched_tokens)))
         prompts = [seq for seq in prompts if seq.status is Status.RUNNING]
         if complete:
             prompts += self._admit(prompts, share)
         ready = self._images.ready(prompts, share, int(part * config.max_encode_pixels))
-        for seq, num_tokens in policy.split_share(ready, share, limit, whole_spans=self._whole_spans):
+        chunks = policy.split_share(ready, share, limit, whole_spans=self._whole_spans)
+        builder = PlanBuilder(config.block_size, self._sampled, self._images.slot)
+        drafts = self._speculation.drafts(decodes, sum(num_tokens for _, num_tokens in chunks), limit, self._kv)
+        for seq, following in zip(decodes, drafts, strict=True):
+            builder.add(seq, 1, following)
+        for seq, num_tokens in chunks:
             builder.add(seq, num_tokens)
         if not builder.num_tokens:
             return None
@@ -109,15 +122,16 @@ class Scheduler:
         assert self._planned, "a result without a plan"
         assert result.step_id == self._step_id, f"result of step {result.step_id}, planned was {self._step_id}"
         planned, self._planned = self._planned, []
-        num_samples = sum(samples for _, _, samples, _ in planned)
+        num_samples = sum(step.num_samples for step in planned)
         assert len(result.token_ids) == num_samples, f"{len(result.token_ids)} tokens for {num_samples} rows"
         self._end_without_images(self._images.finish_jobs(result.failed_slots))
         row = score_row = 0
-        for seq, num_tokens, samples, num_scored in planned:
+        for step in planned:
+            seq, num_scored = step.seq, step.num_scored
             if seq.status is Status.RUNNING:
                 seq.prompt_scores += [logprob_at(result.scored, score_row + index) for index in range(num_scored)]
-                self._advance(seq, num_tokens, result, row if samples else None)
-            row += samples
+                self._advance(step, result, row)
+            row += step.num_samples
             score_row += num_scored
         self._expire(now)
 
@@ -144,6 +158,7 @@ class Scheduler:
             prefix_hits=self._counters.prefix_hits,
             prompt_tokens=self._counters.prompt_tokens,
             generation_tokens=self._counters.generation_tokens,
+            speculation=self._speculation.stats(),
             encoder_hits=self._images.num_hits,
             images_encoded=self._images.num_encoded,
         )
@@ -152,30 +167,19 @@ class Scheduler:
         """Assert that nothing is lost, shared by mistake or in two places. O(blocks + sequences)."""
         self._kv.check(self._running)
         self._images.check(self._running, self._waiting)
-        assert self._running == sorted(self._running, key=policy.rank), "running sequences are out of order"
-        assert self._waiting == sorted(self._waiting, key=policy.queue_rank), "the queue is out of order"
-        assert len(self._running) <= self._config.max_num_seqs, "too many sequences run"
-        queued = self._running + self._waiting
-        assert {seq.request.seq_id: seq for seq in queued} == self._live, "a live sequence is not in exactly one queue"
-        assert len(queued) == len(self._live), "a sequence is queued twice"
-        assert self._live_prompt_tokens == sum(seq.num_prompt for seq in queued), "prompt tokens are miscounted"
-        for seq in queued:
-            assert seq.status is (Status.RUNNING if seq.blocks else Status.WAITING), "status and blocks disagree"
-            assert 0 <= seq.num_computed < len(seq.tokens) < seq.max_total, "token counts are out of range"
-            assert seq.blocks or seq.num_computed == 0, "computed tokens without blocks"
+        check_queues(self._running, self._waiting, self._live, self._live_prompt_tokens, self._config.max_num_seqs)
 
-    def _add_decodes(self, decodes: list[Sequence], builder: PlanBuilder) -> bool:
-        """Plan a token of each, best rank first; False if that took a preemption.
+    def _give_room(self, decodes: list[Sequence]) -> tuple[list[Sequence], bool]:
+        """Blocks for a token more of each, best rank first; (those that have them, whether nobody was preempted).
 
-        The last in rank is preempted, so it never has a token in this plan yet.
+        The last in rank is preempted, so it never is one that has been given a block here.
         """
         preemptions = self._counters.preemptions
         for seq in decodes:
             while seq.status is Status.RUNNING and not self._kv.grow(seq, len(seq.tokens)):
                 self._preempt(self._running[-1])
-            if seq.status is Status.RUNNING:
-                builder.add(seq, 1)
-        return self._counters.preemptions == preemptions
+        running = [seq for seq in decodes if seq.status is Status.RUNNING]
+        return running, self._counters.preemptions == preemptions
 
     def _preempt(self, seq: Sequence) -> None:
         """Take a sequence's blocks; it waits at the head of its priority and computes its tokens again."""
@@ -183,7 +187,7 @@ class Scheduler:
         self._running.remove(seq)
         self._kv.release(seq)
         self._images.release(seq)
-        seq.status, seq.preempted = Status.WAITING, True
+        seq.status, seq.preempted, seq.guesses = Status.WAITING, True, None
         seq.prompt_scores.clear()
         insort(self._waiting, seq, key=policy.queue_rank)
         self._counters.preemptions += 1
@@ -229,40 +233,45 @@ class Scheduler:
         if seq.prefix_hit is None:
             seq.prefix_hit = seq.num_computed
             if self._config.enable_prefix_caching and not seq.scores_prompt:
-                self._counters.prefix_queries += seq.num_prompt
-                self._counters.prefix_hits += seq.num_computed
+                self._counters.look_up(seq.num_prompt, seq.num_computed)
         self._images.start(seq)
         self._waiting.remove(seq)
         seq.status, seq.overtaken = Status.RUNNING, 0
         insort(self._running, seq, key=policy.rank)
         return True
 
-    def _advance(self, seq: Sequence, num_tokens: int, result: StepResult, row: int | None) -> None:
-        """Account for what a step did for one sequence; its sampled token, if any, is number `row` of the result."""
-        seq.num_computed += num_tokens
+    def _advance(self, step: Planned, result: StepResult, row: int) -> None:
+        """Account for what a step did for one sequence, whose sampled rows, if any, are the result's from `row` on."""
+        seq, drafts = step.seq, step.drafts
+        seq.num_computed += step.num_tokens
         if seq.image_end:
             self._images.advance(seq)
-        if row is not None and result.token_ids[row] == FAILED_TOKEN:
+        if not step.num_samples:
+            self._kv.register(seq)
+            return
+        count, failed = take_tokens(seq, result.token_ids[row : row + step.num_samples], drafts)
+        if count:
+            self._add_tokens(seq, count, token_event(seq, result.sampled, row, count, len(drafts)))
+        if failed and seq.status is Status.RUNNING:
             self._kv.distrust(seq)
             self._end(seq, FinishReason.ERROR, "the model's output was not finite")
-            return
+
+    def _add_tokens(self, seq: Sequence, count: int, event: TokenEvent) -> None:
+        """The sequence has `count` new tokens, of which all but the last were drafts."""
+        seq.num_computed = len(seq.tokens) - 1
         self._kv.register(seq)
-        if row is None:
-            return
-        seq.tokens.append(result.token_ids[row])
-        self._counters.generation_tokens += 1
-        if seq.num_outputs == 1:
-            self._counters.prompt_tokens += seq.num_prompt
-        event = token_event(seq, result.sampled, row)
+        self._counters.add_output(count, seq.num_prompt if seq.num_outputs == count else 0)
+        if event.num_drafts:
+            self._kv.trim(seq)
+            self._speculation.count(event)
         self._events.append(event)
         if event.finish_reason is not None:
             self._remove(seq)
 
     def _end_without_images(self, failed: list[bytes]) -> None:
         """End the sequences that need images which could not be encoded; what this step computed for them is void."""
-        if failed:
-            for seq in [seq for seq in self._running if self._images.needs(seq, failed)]:
-                self._end(seq, FinishReason.ERROR, "an image could not be encoded")
+        for seq in [seq for seq in self._running if failed and self._images.needs(seq, failed)]:
+            self._end(seq, FinishReason.ERROR, "an image could not be encoded")
         for key in failed:
             self._images.discard(key)
 
@@ -276,6 +285,7 @@ class Scheduler:
         (self._running if seq.status is Status.RUNNING else self._waiting).remove(seq)
         self._kv.release(seq)
         self._images.remove(seq)
+        self._speculation.finish(seq)
         seq.status = Status.FINISHED
         self._live_prompt_tokens -= seq.num_prompt
         del self._live[seq.request.seq_id]
@@ -286,6 +296,5 @@ class Scheduler:
             return
         for seq in list(self._live.values()):
             if now >= seq.deadline:
-                place = "in the queue" if seq.status is Status.WAITING else f"after {seq.num_outputs} output tokens"
-                self._end(seq, FinishReason.TIMEOUT, f"the request's deadline passed {place}")
+                self._end(seq, FinishReason.TIMEOUT, f"the request's deadline passed {whereabouts(seq)}")
         self._earliest_deadline = min((seq.deadline for seq in self._live.values()), default=inf)

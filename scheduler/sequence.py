@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from scheduler.guesses import Guesses
 from scheduler.plan import ints
 from scheduler.prefix_cache import CachedBlock
 from scheduler.request import Request, TokenLogprob
@@ -55,6 +56,8 @@ class Sequence:
     num_looked_up: int = 0
     """Images that were counted as encoder hits or misses."""
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    guesses: Guesses | None = None
+    """Of a running sequence, where tokens are guessed from what was seen before."""
     preempted: bool = False
     overtaken: int = 0
     """Sequences that were admitted before this one because it found too few blocks."""

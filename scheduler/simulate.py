@@ -17,7 +17,7 @@ from scheduler.plan import FAILED_TOKEN, StepPlan
 from scheduler.request import FinishReason, PixelsMissing, Request, SchedulerError
 from scheduler.scheduler import Scheduler
 from scheduler.simulated_load import CostModel, Load, report, run_load
-from scheduler.simulated_oracle import Oracle
+from scheduler.simulated_oracle import Clairvoyant, Oracle
 from scheduler.simulated_requests import (
     BYTES_PER_EMBEDDING,
     Part,
@@ -54,6 +54,9 @@ class Summary:
     preemptions: int = 0
     prefix_hits: int = 0
     generation_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    """Drafts that became output."""
     images_encoded: int = 0
     encoder_hits: int = 0
     pixels_missing: int = 0
@@ -72,14 +75,17 @@ class _World:
         if with_images:
             config, encoder = random_encoder(random, config, pictures)
         self._config = config
-        self.scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=max_model_len, encoder=encoder)
+        self._live: dict[int, tuple[list[Part], Request, Oracle]] = {}
+        drafter = Clairvoyant(random, lambda seq_id: self._live[seq_id][2]) if random.random() < 0.5 else None
+        self.scheduler = Scheduler(
+            config, num_blocks=num_blocks, max_model_len=max_model_len, encoder=encoder, drafter=drafter
+        )
         self._runtime = FakeRuntime(num_blocks, config.block_size, whole_spans=encoder.whole_spans)
         self._users = RequestMaker(random, pictures)
         self._max_total = min(max_model_len, num_blocks * config.block_size)
         self._arrivals = random.choice((0.1, 0.3, 0.5))
         self._now = 0.0
         self._next_id = 0
-        self._live: dict[int, tuple[list[Part], Request, Oracle]] = {}
         self._something_fails = False
         self._counters_before = self.scheduler.stats()
         self.summary = Summary()
@@ -111,6 +117,8 @@ class _World:
         assert self.summary.accepted == self.summary.finished.total(), "not one terminal event for each request"
         self.summary.preemptions, self.summary.prefix_hits = stats.preemptions, stats.prefix_hits
         self.summary.generation_tokens = stats.generation_tokens
+        self.summary.draft_tokens = stats.speculation.draft_tokens
+        self.summary.accepted_tokens = sum(stats.speculation.accepted_per_position)
         self.summary.images_encoded, self.summary.encoder_hits = stats.images_encoded, stats.encoder_hits
         self.summary.digest = self._hash.digest()
         return self.summary
@@ -201,6 +209,8 @@ def simulate(steps: int, seed: int, *, with_images: bool = False) -> Summary:
         total.preemptions += summary.preemptions
         total.prefix_hits += summary.prefix_hits
         total.generation_tokens += summary.generation_tokens
+        total.draft_tokens += summary.draft_tokens
+        total.accepted_tokens += summary.accepted_tokens
         total.images_encoded += summary.images_encoded
         total.encoder_hits += summary.encoder_hits
         total.pixels_missing += summary.pixels_missing
@@ -213,7 +223,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: type[CostModel | Load | 
     """One option for each number that a dataclass declares."""
     group = parser.add_argument_group(title)
     for option in fields(kind):
-        if isinstance(option.default, bool):
+        if not isinstance(option.default, int | float) or isinstance(option.default, bool):
             continue
         group.add_argument(
             f"--{option.name.replace('_', '-')}",

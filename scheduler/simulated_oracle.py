@@ -1,9 +1,14 @@
 """What each simulated sequence must say, worked out from its request alone. Used by `simulate.py` and tests."""
 
+from collections.abc import Callable
 from math import isinf
+from random import Random
 
-from scheduler.fake_runtime import ROOT, choose, embedding, extend, logprob, rotated
+from scheduler.fake_runtime import ROOT, VOCAB, choose, embedding, extend, logprob, rotated
+from scheduler.plan import ints
 from scheduler.request import FinishReason, Request, TokenEvent, TokenLogprob
+from scheduler.sequence import Sequence
+from scheduler.speculation import Proposal
 
 EOS = 0
 STOP_TOKEN = 1
@@ -49,26 +54,49 @@ class Oracle:
         assert not self._finished, f"sequence {event.seq_id} goes on after its end"
         self._finished = event.finish_reason is not None
         if event.token_ids:
-            self._check_token(event)
+            self._check_tokens(event)
         else:
             assert event.finish_reason in (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR), event
             assert bool(event.message) == (event.finish_reason is not FinishReason.ABORT), event
 
-    def _check_token(self, event: TokenEvent) -> None:
-        sampling = self._request.sampling
-        token = choose(self._state, self._influences(), self._banned())
-        assert event.token_ids == (token,), f"sequence {event.seq_id}: {event.token_ids} instead of {token}"
-        expected = (_expected_logprob(self._state, token, sampling.logprobs),) if sampling.logprobs >= 0 else ()
-        assert event.logprobs == expected, "wrong log-probabilities"
-        assert event.prompt_logprobs == (() if self.outputs else tuple(self._prompt_scores)), "wrong prompt scores"
-        most_cached = len(self._request.prompt_ids) - 1 if not self.outputs and sampling.prompt_logprobs < 0 else 0
-        assert 0 <= event.cached_tokens <= most_cached, f"{event.cached_tokens} tokens cached"
+    def peek(self, count: int) -> list[int]:
+        """The next `count` tokens, or fewer if the text ends before; nothing changes."""
+        kept = self._state, len(self.tokens), len(self.outputs)
+        peeked: list[int] = []
+        while len(peeked) < count and (not peeked or self._ending(peeked[-1]) == (None, None)):
+            peeked.append(self._next())
+            self._append(peeked[-1])
+        self._state = kept[0]
+        del self.tokens[kept[1] :], self.outputs[kept[2] :]
+        return peeked
+
+    def _next(self) -> int:
+        return choose(self._state, self._influences(), self._banned())
+
+    def _append(self, token: int) -> None:
         self.tokens.append(token)
         self.outputs.append(token)
         position = len(self.tokens) - 1
         rope = position + self._request.images.rope_delta
         self._state = extend(self._state, rotated(token, position, (rope, rope, rope)))
-        assert (event.finish_reason, event.stop_token_id) == self._ending(token), "wrong end"
+
+    def _check_tokens(self, event: TokenEvent) -> None:
+        sampling = self._request.sampling
+        assert len(event.token_ids) <= event.num_drafts + 1, "more tokens than rows"
+        assert event.prompt_logprobs == (() if self.outputs else tuple(self._prompt_scores)), "wrong prompt scores"
+        most_cached = len(self._request.prompt_ids) - 1 if not self.outputs and sampling.prompt_logprobs < 0 else 0
+        assert 0 <= event.cached_tokens <= most_cached, f"{event.cached_tokens} tokens cached"
+        assert len(event.logprobs) == (len(event.token_ids) if sampling.logprobs >= 0 else 0), "wrong logprobs"
+        last = len(event.token_ids) - 1
+        for index, token in enumerate(event.token_ids):
+            expected = self._next()
+            assert token == expected, f"sequence {event.seq_id}: {event.token_ids}, of which {token} is not {expected}"
+            if event.logprobs:
+                logprob = _expected_logprob(self._state, token, sampling.logprobs)
+                assert event.logprobs[index] == logprob, "wrong log-probabilities"
+            self._append(token)
+            end = (event.finish_reason, event.stop_token_id) if index == last else (None, None)
+            assert end == self._ending(token), "wrong end"
 
     def _ending(self, token: int) -> tuple[FinishReason | None, int | None]:
         if token in self._request.sampling.eos_token_ids:
@@ -102,3 +130,20 @@ class Oracle:
             if [*self.outputs, word[-1]][-len(word) :] == list(word):
                 banned.add(word[-1])
         return banned
+
+
+class Clairvoyant:
+    """A drafter that knows how every text goes on, and lies at times. `oracle_of` takes a sequence's id."""
+
+    def __init__(self, random: Random, oracle_of: Callable[[int], Oracle]) -> None:
+        self._random, self._oracle_of = random, oracle_of
+
+    def propose(self, seq: Sequence) -> Proposal:
+        """Up to six tokens, the last ones sometimes wrong or behind the end."""
+        random = self._random
+        tokens = self._oracle_of(seq.request.seq_id).peek(random.randrange(6))
+        tokens = tokens[: random.choice((0, 1, 3, 6))] + random.choices(range(VOCAB), k=random.randrange(3))
+        return Proposal(ints(tokens), random.choice((1.0, 1.0, 0.5)))
+
+    def finish(self, seq: Sequence) -> None:
+        """Nothing is kept."""

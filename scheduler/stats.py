@@ -4,6 +4,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationStats:
+    """Counters that never fall."""
+
+    drafts: int = 0
+    """Times that a sequence had drafts in a step."""
+    draft_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    """Drafts that became output, by their place behind the newest token; as many as there ever were, or fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
     """Gauges, then counters that never fall."""
 
@@ -23,6 +34,7 @@ class SchedulerStats:
     prompt_tokens: int
     """Of sequences that produced their first token."""
     generation_tokens: int
+    speculation: SpeculationStats
     encoder_hits: int
     """Images that a sequence needed and found encoded."""
     images_encoded: int
@@ -37,3 +49,13 @@ class Counters:
     prefix_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+
+    def look_up(self, queries: int, hits: int) -> None:
+        """A sequence looked for its prompt in the prefix cache when it first ran."""
+        self.prefix_queries += queries
+        self.prefix_hits += hits
+
+    def add_output(self, num_tokens: int, num_prompt: int) -> None:
+        """A sequence produced `num_tokens`, the first of them after `num_prompt` that were not counted yet."""
+        self.generation_tokens += num_tokens
+        self.prompt_tokens += num_prompt

@@ -12,6 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import msgspec
+
+from scheduler.config import SPECULATIVE_METHODS, SpeculativeConfig
+
 ENV_PREFIX = "FIRSTLIGHT_"
 MAX_INTEGER = 2**63 - 1
 """What the JSON line to the child processes can carry."""
@@ -78,8 +82,28 @@ def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
     return value
 
 
-_PARSERS = {"bytes": parse_bytes, "images": parse_image_limit}
-"""By unit, where a number is written in another way than its type says."""
+def parse_speculation(text: str) -> SpeculativeConfig:
+    """'{"method": "ngram", "num_speculative_tokens": 4}', in vLLM's names. Raises ValueError."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise ValueError(f"{text!r} is not a JSON object")
+    for key in document.keys() - {field.name for field in fields(SpeculativeConfig)}:
+        raise ValueError(f"{key[:40]!r} is unknown")
+    if (method := document.get("method")) not in SPECULATIVE_METHODS:
+        raise ValueError(f"method {str(method)[:40]!r} is not one of {', '.join(SPECULATIVE_METHODS)}")
+    try:
+        return msgspec.convert(document, SpeculativeConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+_PARSERS = {"bytes": parse_bytes, "images": parse_image_limit, "speculation": parse_speculation}
+"""By unit, where a value is written in another way than its type says."""
+_MAPPINGS = ("images", "speculation")
+"""Units that a file may write as a mapping."""
 
 
 class Option:
@@ -124,7 +148,7 @@ class Option:
         try:
             if isinstance(value, list) and self.is_list:
                 return tuple(part for item in value for part in self.parse(str(item)))
-            if isinstance(value, dict) and self.unit == "images":
+            if isinstance(value, dict) and self.unit in _MAPPINGS:
                 value = json.dumps(value)
             if value is None or isinstance(value, list | dict):
                 raise ValueError(f"cannot be {type(value).__name__}")
@@ -137,7 +161,7 @@ class Option:
 
     def add_to(self, group: "argparse._ArgumentGroup") -> None:
         """Declare the command-line flag; its value stays text until `convert`."""
-        shown = "" if self.default in ("", ()) else f" (default: {self.default})"
+        shown = "" if self.default in ("", (), None) else f" (default: {self.default})"
         text = (self.help + shown).replace("%", "%%")
         if self.annotation is bool:
             group.add_argument(self.flag, action=argparse.BooleanOptionalAction, default=None, help=text)

@@ -29,6 +29,7 @@ RUNTIME_USERS = {
     "server/supervisor.py",
     "server/doctor.py",
     "server/engine_bench.py",
+    "server/speculation_bench.py",
     "server/quality_command.py",
 }
 RUNTIME_LEAVES = {

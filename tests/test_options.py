@@ -1,10 +1,12 @@
 """Options come from the command line, the environment and a file, in that order, and nothing unknown passes."""
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
 
+from scheduler.config import SpeculativeConfig
 from server.config import ServeConfig, add_arguments, from_json, resolve, to_json
 from server.options import OptionError, parse_bytes
 
@@ -52,6 +54,39 @@ def test_images_of_a_prompt_are_limited_in_the_spelling_of_vllm(text: str, image
     file = tmp_path / "serve.yaml"
     file.write_text(f"limit-mm-per-prompt: '{text}'\n")
     assert _resolve(["--config", str(file)]).images.limit_mm_per_prompt == images
+
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4}'
+
+
+def test_speculation_is_configured_in_the_spelling_of_vllm(tmp_path: Path) -> None:
+    expected = SpeculativeConfig(method="ngram", num_speculative_tokens=8, prompt_lookup_max=4)
+    config = _resolve(["--speculative-config", NGRAM])
+    assert config.scheduler.speculative_config == expected
+    assert from_json(to_json(config)) == config
+    assert _resolve([], {"FIRSTLIGHT_SPECULATIVE_CONFIG": NGRAM}).scheduler.speculative_config == expected
+    file = tmp_path / "serve.yaml"
+    file.write_text("speculative-config: {method: ngram, num_speculative_tokens: 8, prompt_lookup_max: 4}\n")
+    assert _resolve(["--config", str(file)]).scheduler.speculative_config == expected
+    assert _resolve([]).scheduler.speculative_config is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ngram", "is not a JSON object"),
+        ("[1]", "is not a JSON object"),
+        ('{"method": "medusa", "num_speculative_tokens": 4}', "method 'medusa' is not one of ngram"),
+        ('{"num_speculative_tokens": 4}', "method 'None' is not one of ngram"),
+        ('{"method": "ngram"}', "missing required field `num_speculative_tokens`"),
+        ('{"method": "ngram", "num_speculative_tokens": 4, "model": "x"}', "'model' is unknown"),
+        ('{"method": "ngram", "num_speculative_tokens": true}', "Expected `int`, got `bool`"),
+        ('{"method": "ngram", "num_speculative_tokens": 33}', "num_speculative_tokens must be from 1 to 32"),
+    ],
+)
+def test_mistakes_in_speculation_are_named(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        _resolve(["--speculative-config", text])
 
 
 def test_images_of_a_prompt_as_a_mapping_of_the_file(tmp_path: Path) -> None:

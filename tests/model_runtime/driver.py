@@ -12,6 +12,7 @@ from model_runtime.runner import Runner
 from scheduler.config import SchedulerConfig
 from scheduler.request import FinishReason, Request, TokenLogprob
 from scheduler.scheduler import Scheduler
+from scheduler.speculation import Drafter
 from tests.model_runtime.op_cases import fill_with_nan
 
 MAX_STEPS = 20_000
@@ -36,6 +37,7 @@ class Session:
         config: SchedulerConfig,
         num_blocks: int,
         kv_type: torch.dtype = torch.float32,
+        drafter: Drafter | None = None,
     ) -> None:
         architecture, device = model.config, torch.device("cpu")
         kv = allocate(
@@ -49,7 +51,9 @@ class Session:
         )
         fill_with_nan(kv)
         self.runner = Runner(model.decoder, kv, config.block_size, load_ops(device, "auto"))
-        self.scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=architecture.max_position)
+        self.scheduler = Scheduler(
+            config, num_blocks=num_blocks, max_model_len=architecture.max_position, drafter=drafter
+        )
         self.largest_chunk = 0
         """Most tokens that a sequence was given in a step."""
         self.most_sequences = 0

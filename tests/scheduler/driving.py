@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scheduler.config import SchedulerConfig
+from scheduler.config import SchedulerConfig, SpeculativeConfig
 from scheduler.encoder_cache import EncoderLimits
 from scheduler.plan import RowLogprobs, StepPlan, StepResult, floats, ints
 from scheduler.request import Request, SamplingParams, TokenEvent
 from scheduler.scheduler import Scheduler
 from scheduler.simulated_requests import Part, Picture, bring_pixels, lay_out
+from scheduler.speculation import Drafter
 
 CONFIG = SchedulerConfig(
     max_num_seqs=8, max_num_batched_tokens=64, block_size=4, max_queued_requests=100, prefill_share=0.25
@@ -25,8 +26,9 @@ def make(
     max_model_len: int = 1000,
     config: SchedulerConfig = CONFIG,
     encoder: EncoderLimits = ENCODER,
+    drafter: Drafter | None = None,
 ) -> Scheduler:
-    return Scheduler(config, num_blocks=num_blocks, max_model_len=max_model_len, encoder=encoder)
+    return Scheduler(config, num_blocks=num_blocks, max_model_len=max_model_len, encoder=encoder, drafter=drafter)
 
 
 def ask(
@@ -141,6 +143,6 @@ def outputs(events: list[TokenEvent]) -> dict[int, list[int]]:
     return tokens
 
 
-def with_config(**changes: int | float | bool) -> SchedulerConfig:
+def with_config(**changes: int | float | bool | SpeculativeConfig) -> SchedulerConfig:
     """CONFIG with other values."""
     return replace(CONFIG, **changes)  # type: ignore[arg-type]

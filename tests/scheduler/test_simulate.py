@@ -31,6 +31,7 @@ def test_ten_thousand_random_steps() -> None:
     assert summary.preemptions > 100
     assert summary.prefix_hits > 1000
     assert summary.refused > 100
+    assert summary.draft_tokens > summary.accepted_tokens > 1000
 
 
 def test_ten_thousand_random_steps_with_images() -> None:

@@ -1,0 +1,219 @@
+"""What speculation gains: `python -m server.speculation_bench MODEL --speculative-config JSON`, with serve's options.
+
+Requests to edit a document or to fix a piece of code (`copy_prompts.json`), whose answers repeat most of what is there;
+the beginning of each answer is given, without which a small model talks about the text instead. With --random, prompts
+of random tokens, and answers drawn at a temperature at which nothing repeats. Each set is answered without and with
+speculation in turn, --sequences requests at a time, in this process, without HTTP. The answers must be the same token
+for token. Rates are output tokens over the seconds after the last prompt was computed, best of --runs.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from model_runtime.executor import Executor, load_executor
+from model_runtime.memory import PlanError
+from model_runtime.weights.errors import CheckpointError
+from scheduler.config import SchedulerConfig
+from scheduler.plan import ints
+from scheduler.request import Request, SamplingParams, SchedulerError
+from server.config import ServeConfig, add_arguments, resolve
+from server.embedded import EmbeddedModelMissing
+from server.engine import make_scheduler
+from server.models import ModelNotFound, resolve_model
+from server.options import OptionError
+from server.prompt.template import ChatTemplate
+from server.prompt.tokenizer import load_tokenizer
+
+PROMPTS = Path(__file__).with_name("copy_prompts.json")
+MAX_PROMPT_CHARS = 100_000
+RANDOM_PROMPT_TOKENS = 128
+RANDOM_TEMPERATURE = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What one run over all prompts gave."""
+
+    token_ids: list[list[int]]
+    seconds: float
+    """Of the steps after the last prompt of each group was computed."""
+    tokens: int
+    """Of those steps."""
+    steps: int
+    draft_tokens: int
+    accepted_tokens: int
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of output; fields are the keys of the JSON line."""
+
+    prompts: str
+    sequences: int
+    plain_tok_s: float
+    speculative_tok_s: float
+    ratio: float
+    tokens_per_step: float
+    """Of a sequence, with speculation."""
+    drafted: int
+    accepted: int
+
+
+class Bench:
+    """An executor, and a scheduler for each run."""
+
+    def __init__(self, config: ServeConfig, executor: Executor, sampling: SamplingParams) -> None:
+        self._config, self._executor, self._sampling = config, executor, sampling
+
+    def compare(self, name: str, prompts: "list[array[int]]", sequences: int, runs: int) -> Row:
+        """Without and with speculation in turn."""
+        with_drafts = self._config.scheduler
+        plain_config = replace(with_drafts, speculative_config=None)
+        pairs = [
+            (self._answer(prompts, sequences, plain_config), self._answer(prompts, sequences, with_drafts))
+            for _ in range(runs + 1)
+        ][1:]
+        for plain, drafted in pairs:
+            assert plain.token_ids == drafted.token_ids, "speculation changed an answer"
+        plain = max((pair[0] for pair in pairs), key=lambda answers: answers.rate)
+        drafted = max((pair[1] for pair in pairs), key=lambda answers: answers.rate)
+        return Row(
+            prompts=name,
+            sequences=sequences,
+            plain_tok_s=round(plain.rate, 1),
+            speculative_tok_s=round(drafted.rate, 1),
+            ratio=round(drafted.rate / plain.rate, 3),
+            tokens_per_step=round(drafted.tokens / plain.tokens * plain.steps / drafted.steps, 2),
+            drafted=drafted.draft_tokens,
+            accepted=drafted.accepted_tokens,
+        )
+
+    def _answer(self, prompts: "list[array[int]]", sequences: int, config: SchedulerConfig) -> Answers:
+        groups = [
+            self._answer_group(prompts[start : start + sequences], config)
+            for start in range(0, len(prompts), sequences)
+        ]
+        return Answers(
+            token_ids=[ids for group in groups for ids in group.token_ids],
+            seconds=sum(group.seconds for group in groups),
+            tokens=sum(group.tokens for group in groups),
+            steps=sum(group.steps for group in groups),
+            draft_tokens=sum(group.draft_tokens for group in groups),
+            accepted_tokens=sum(group.accepted_tokens for group in groups),
+        )
+
+    def _answer_group(self, prompts: "list[array[int]]", config: SchedulerConfig) -> Answers:
+        """All at once."""
+        scheduler = make_scheduler(config, self._executor.info)
+        for seq_id, prompt in enumerate(prompts):
+            sampling = replace(self._sampling, seed=seq_id)
+            scheduler.add(Request(seq_id=seq_id, prompt_ids=prompt, sampling=sampling), time.monotonic())
+        outputs: list[list[int]] = [[] for _ in prompts]
+        start, tokens, steps = time.perf_counter(), 0, 0
+        while scheduler.has_work():
+            if not all(outputs):
+                start, tokens, steps = time.perf_counter(), 0, 0
+            plan = scheduler.plan(time.monotonic())
+            assert plan is not None, "sequences wait and none can run"
+            scheduler.commit(self._executor.execute(plan), time.monotonic())
+            steps += 1
+            for event in scheduler.take_events():
+                outputs[event.seq_id] += event.token_ids
+                tokens += len(event.token_ids)
+        speculation = scheduler.stats().speculation
+        return Answers(
+            token_ids=outputs,
+            seconds=time.perf_counter() - start,
+            tokens=tokens,
+            steps=steps,
+            draft_tokens=speculation.draft_tokens,
+            accepted_tokens=sum(speculation.accepted_per_position),
+        )
+
+
+def copy_prompts(model: Path) -> Iterator[tuple[str, "array[int]"]]:
+    """(Name, token ids) of each request with the beginning of its answer."""
+    tokenizer = load_tokenizer(model)
+    if tokenizer.chat_template is None:
+        raise OptionError("the model has no chat template, which these prompts need")
+    template = ChatTemplate(tokenizer.chat_template, tokenizer.special_variables)
+    for prompt in json.loads(PROMPTS.read_text()):
+        messages: list[dict[str, object]] = [{"role": "user", "content": prompt["request"]}]
+        text = template.render(messages, add_generation_prompt=True, max_chars=MAX_PROMPT_CHARS)
+        text += prompt["answer_begins"]
+        yield prompt["name"], tokenizer.encode(text, add_special_tokens=False, allow_special=True)
+
+
+def _random_prompts(vocab_size: int, count: int) -> "list[array[int]]":
+    generator = random.Random(0)
+    return [
+        ints([generator.randrange(vocab_size // 2, vocab_size) for _ in range(RANDOM_PROMPT_TOKENS)])
+        for _ in range(count)
+    ]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Flags of this command, and those of the scheduler and the runtime."""
+    found = argparse.ArgumentParser(
+        prog="python -m server.speculation_bench", description=(sys.modules[__name__].__doc__ or "").splitlines()[0]
+    )
+    add_arguments(found, ("scheduler", "runtime"))
+    found.set_defaults(enable_prefix_caching=False, prefill_share="1")
+    group = found.add_argument_group("measurement")
+    group.add_argument("--random", action="store_true", help="prompts and answers in which nothing repeats")
+    group.add_argument("--sequences", type=int, default=1, metavar="N", help="requests at a time (default: 1)")
+    group.add_argument("--max-tokens", type=int, default=200, metavar="N", help="of an answer (default: 200)")
+    group.add_argument("--runs", type=int, default=3, metavar="N", help="of each kind, after one more (default: 3)")
+    group.add_argument("--json", action="store_true", help="print a JSON line for each row")
+    return found
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """A row for each prompt that is edited, and one for all together; or one for all random prompts."""
+    config = resolve(arguments, os.environ)
+    if config.scheduler.speculative_config is None:
+        raise OptionError("--speculative-config says what to measure")
+    model = resolve_model(config.model).path
+    executor = load_executor(model, config.runtime, config.scheduler, lambda stage, done: None)
+    temperature = RANDOM_TEMPERATURE if arguments.random else 0.0
+    eos = () if arguments.random else executor.info.eos_token_ids
+    sampling = SamplingParams(max_tokens=arguments.max_tokens, temperature=temperature, eos_token_ids=eos)
+    bench, sequences = Bench(config, executor, sampling), arguments.sequences
+    if arguments.random:
+        prompts = _random_prompts(executor.info.vocab_size, sequences)
+        yield bench.compare("random", prompts, sequences, arguments.runs)
+        return
+    named = list(copy_prompts(model))
+    if sequences == 1:
+        for name, prompt in named:
+            yield bench.compare(name, [prompt], 1, arguments.runs)
+    yield bench.compare("all", [prompt for _, prompt in named], sequences, arguments.runs)
+
+
+def main() -> None:
+    """Measure, or say in a line why not."""
+    arguments = parser().parse_args()
+    try:
+        for row in measure(arguments):
+            values = asdict(row)
+            text = json.dumps(values) if arguments.json else "  ".join(f"{key} {values[key]}" for key in values)
+            print(text, flush=True)
+    except (OptionError, ModelNotFound, EmbeddedModelMissing, CheckpointError, PlanError, SchedulerError) as error:
+        sys.exit(f"speculation_bench: {error}")
+
+
+if __name__ == "__main__":
+    main()

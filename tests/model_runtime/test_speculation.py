@@ -1,0 +1,127 @@
+"""Speculation changes the time that an output takes, and nothing else: tokens and log-probabilities bit for bit.
+
+Each request runs alone without drafts; then with drafts that are right, wrong, too long or none, alone and among
+neighbours, with preemption, and with everything that changes or ends an output.
+"""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from model_runtime.checkpoint import LoadedModel
+from scheduler.config import SchedulerConfig, SpeculativeConfig
+from scheduler.plan import ints
+from scheduler.request import FinishReason, Request, SamplingParams
+from scheduler.sequence import Sequence
+from scheduler.speculation import Proposal
+from tests.checkpoints import make_checkpoint
+from tests.model_runtime.driver import Outcome, Session
+from tests.model_runtime.test_invariance import greedy, load, sampled
+
+NUM_REQUESTS = 40
+MAX_TOKENS = 16
+ALONE = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=512, enable_prefix_caching=False)
+TOGETHER = SchedulerConfig(max_num_seqs=33, max_num_batched_tokens=256, block_size=4, max_queued_requests=1000)
+PRESSED = replace(TOGETHER, max_num_seqs=6, block_size=1)
+NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=6, prompt_lookup_min=1)
+
+
+class Scripted:
+    """Knows the outputs, and drafts them with some errors, whatever it costs."""
+
+    def __init__(self, outcomes: dict[int, Outcome]) -> None:
+        self._outcomes, self._random = outcomes, Random(0)
+
+    def propose(self, seq: Sequence) -> Proposal:
+        following = self._outcomes[seq.request.seq_id].token_ids[seq.num_outputs :]
+        tokens = ints(following[: self._random.choice((0, 2, 5, 8))])
+        tokens.extend(self._random.choices(range(3, 50), k=self._random.choice((0, 1, 2))))
+        return Proposal(tokens, 1.0)
+
+    def finish(self, seq: Sequence) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("llama")
+    make_checkpoint(folder, "llama", {})
+    return load(folder)
+
+
+def _prompt(random: Random, vocab: int) -> list[int]:
+    """Half of them repeat themselves."""
+    tokens = [random.randrange(3, vocab) for _ in range(random.randrange(2, 30))]
+    return tokens * random.choice((1, 3))
+
+
+def _sampling(index: int) -> SamplingParams:
+    """Of every kind that the sampler and the ends of a sequence know."""
+    if index % 4 == 0:
+        return greedy(index, MAX_TOKENS)
+    if index % 4 == 1:
+        stops = tuple(range(200))
+        return replace(greedy(index, MAX_TOKENS), repetition_penalty=1.2, min_tokens=5, stop_token_ids=stops)
+    if index % 4 == 2:
+        return replace(sampled(index, MAX_TOKENS), bad_words=((5,), (7, 9), (11, 12, 13)), eos_token_ids=(2, 3, 4))
+    return sampled(index, 1 + index % MAX_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def requests(model: LoadedModel) -> list[Request]:
+    random = Random(1)
+    return [
+        Request(
+            seq_id=index,
+            prompt_ids=ints(_prompt(random, model.config.vocab_size)),
+            sampling=_sampling(index),
+            priority=index % 3,
+        )
+        for index in range(NUM_REQUESTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(model: LoadedModel, requests: list[Request]) -> dict[int, Outcome]:
+    session, outcomes = Session(model, ALONE, 16), {}
+    for request in requests:
+        outcomes |= session.run([request])
+    reasons = {outcome.finish_reason for outcome in outcomes.values()}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+    return outcomes
+
+
+@pytest.mark.parametrize("num_blocks", [16, 33 * 30])
+def test_right_and_wrong_drafts_alone_and_among_neighbours(
+    model: LoadedModel, requests: list[Request], alone: dict[int, Outcome], num_blocks: int
+) -> None:
+    config = ALONE if num_blocks == 16 else TOGETHER
+    session = Session(model, config, num_blocks, drafter=Scripted(alone))
+    assert session.run(requests) == alone
+    speculation = session.scheduler.stats().speculation
+    accepted = sum(speculation.accepted_per_position)
+    assert 50 < accepted < speculation.draft_tokens
+
+
+def test_drafts_under_preemption(model: LoadedModel, requests: list[Request], alone: dict[int, Outcome]) -> None:
+    session = Session(model, PRESSED, 130, drafter=Scripted(alone))
+    assert session.run(requests) == alone
+    stats = session.scheduler.stats()
+    assert stats.preemptions > 5
+    assert sum(stats.speculation.accepted_per_position) > 50
+
+
+@pytest.mark.parametrize("config", [ALONE, TOGETHER], ids=["alone", "together"])
+def test_ngram(model: LoadedModel, requests: list[Request], alone: dict[int, Outcome], config: SchedulerConfig) -> None:
+    num_blocks = 16 if config is ALONE else 33 * 30
+    session = Session(model, replace(config, speculative_config=NGRAM), num_blocks)
+    assert session.run(requests) == alone
+    assert config is TOGETHER or session.scheduler.stats().speculation.draft_tokens > 20
+
+
+def test_int8_cache(model: LoadedModel, requests: list[Request]) -> None:
+    """Keys and values that are rounded when they are written."""
+    plain = Session(model, TOGETHER, 33 * 30, torch.int8).run(requests)
+    assert Session(model, TOGETHER, 33 * 30, torch.int8, Scripted(plain)).run(requests) == plain
