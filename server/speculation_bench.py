@@ -152,7 +152,7 @@ def copy_prompts(model: Path) -> Iterator[tuple[str, "array[int]"]]:
     template = ChatTemplate(tokenizer.chat_template, tokenizer.special_variables)
     for prompt in json.loads(PROMPTS.read_text()):
         messages: list[dict[str, object]] = [{"role": "user", "content": prompt["request"]}]
-        text = template.render(messages, add_generation_prompt=True, max_chars=MAX_PROMPT_CHARS)
+        text = template.render(messages, add_generation_prompt=True, variables={}, max_chars=MAX_PROMPT_CHARS)
         text += prompt["answer_begins"]
         yield prompt["name"], tokenizer.encode(text, add_special_tokens=False, allow_special=True)
 
