@@ -50,6 +50,7 @@ def test_rows_are_complete_for_every_buffer() -> None:
         scheduler.add(ask(seq_id, 3), 0.0)
     rows = step(scheduler).sample
     ragged = {"history_ids": 0, "history_offsets": 4, "bias_ids": 0, "bias_values": 0, "bias_offsets": 4}
+    ragged |= {"mask_rows": 0, "masks": 0}
     lengths = {field.name: len(getattr(rows, field.name)) for field in fields(rows)}
     assert lengths == {name: ragged.get(name, 3) for name in lengths}
 
