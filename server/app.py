@@ -22,6 +22,8 @@ from server.metrics import Metrics
 from server.middleware import RequestContext
 from server.prompt.build import PromptBuilder
 from server.prompt.tokenizer import Tokenizer
+from server.responses import routes as responses
+from server.responses.store import ResponseStore
 
 EXPOSED_HEADERS = ("x-request-id", "x-ignored-params", "retry-after")
 
@@ -50,10 +52,15 @@ def create_app(
         prompts=PromptBuilder(tokenizer, None if images is None else images.preprocessor),
         images=images,
         metrics=Metrics(engine, names[0]),
+        responses=ResponseStore(
+            max_count=config.max_stored_responses,
+            max_bytes=config.max_stored_response_bytes,
+            seconds=config.stored_response_seconds,
+        ),
         model_names=names,
         created=int(time.time()),
     )
-    for module in (chat, completions, models, tokens, health):
+    for module in (chat, completions, responses, models, tokens, health):
         app.include_router(module.router)
     openapi.install(app)
     return app
@@ -67,12 +74,12 @@ def _middleware(config: GatewayConfig, engine: Engine) -> list[Middleware]:
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.cors_allow_origins,
-                allow_methods=("GET", "POST"),
+                allow_methods=("GET", "POST", "DELETE"),
                 allow_headers=("*",),
                 expose_headers=EXPOSED_HEADERS,
             )
         )
-    door = Middleware(Door, engine=engine, paths=frozenset({chat.PATH, completions.PATH}))
+    door = Middleware(Door, engine=engine, paths=frozenset({chat.PATH, completions.PATH, responses.PATH}))
     bodies = Middleware(BodyBudget, limit=config.max_held_body_bytes)
     return [*layers, Middleware(Authentication, keys=config.api_key), door, bodies]
 

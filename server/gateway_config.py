@@ -43,6 +43,14 @@ class GatewayConfig:
         default=16384,
         metadata={"help": "token events that a client may leave unread; with more its request ends"},
     )
+    max_stored_responses: int = field(
+        default=1024, metadata={"help": "responses kept for each API key; the oldest makes room for a new one"}
+    )
+    max_stored_response_bytes: int = field(
+        default=64 * 1024 * 1024,
+        metadata={"help": "responses kept for each API key, with the conversations before them", "unit": "bytes"},
+    )
+    stored_response_seconds: float = field(default=3600.0, metadata={"help": "seconds for which a response is kept"})
     strict_params: bool = field(
         default=False, metadata={"help": "refuse unknown parameters instead of naming them in x-ignored-params"}
     )
@@ -57,6 +65,9 @@ class GatewayConfig:
             "body_timeout",
             "max_sequences_per_request",
             "max_unread_events",
+            "max_stored_responses",
+            "max_stored_response_bytes",
+            "stored_response_seconds",
         )
         for name in limits:
             if getattr(self, name) <= 0:

@@ -23,7 +23,7 @@ from server.schema.unknown import check_unknown
 
 LARGE_BODY = 64 * 1024
 """Bytes above which a body is measured before it is parsed, in a thread."""
-PROMPT_FIELDS = ("prompt", "messages", "tokens")
+PROMPT_FIELDS = ("prompt", "messages", "input", "tokens")
 MAX_FIELD_BYTES = 1024 * 1024
 """Of any other field in a large body."""
 MAX_UNKNOWN_BYTES = 2 * MAX_FIELD_BYTES

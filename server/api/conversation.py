@@ -15,6 +15,8 @@ from server.api.submit import Prepared, salt_of, start
 from server.errors import DeadlineExceeded
 from server.generation import Admission
 from server.images import PreparedImage
+from server.prompt.build import PromptBuilder
+from server.prompt.fit import chat_that_fits
 from server.prompt.images import ChatPrompt
 from server.prompt.messages import image_urls
 from server.prompt.options import ChatOptions, keep_last
@@ -23,29 +25,34 @@ from server.schema.template import TemplateFields
 from server.stream import Generation
 
 
-async def start_chat(request: Request, gateway: Gateway, body: ChatBody) -> Generation:
-    """The answer to a conversation begins. Raises ApiError."""
+async def start_chat(request: Request, gateway: Gateway, body: ChatBody, *, drop_oldest: bool = False) -> Generation:
+    """The answer to a conversation begins; with `drop_oldest`, to as many of its last turns as fit. Raises ApiError."""
     body.check_together(gateway.config.max_sequences_per_request)
     gateway.check_model(body.model)
     admission = admission_of(request)
-    prompt = await prompt_of_chat(request, gateway, body, admission)
+    prompt = await prompt_of_chat(request, gateway, body, admission, drop_oldest=drop_oldest)
     body = body.model_copy(update={"messages": []})  # a stream may last, and images are megabytes
     held_body_of(request).release()
     return start(gateway, record_of(request), body, [Prepared(ids=prompt.ids, images=prompt.images)], admission)
 
 
-async def prompt_of_chat(request: Request, gateway: Gateway, body: ChatBody, admission: Admission | None) -> ChatPrompt:
+async def prompt_of_chat(
+    request: Request, gateway: Gateway, body: ChatBody, admission: Admission | None, *, drop_oldest: bool = False
+) -> ChatPrompt:
     """The prompt of a chat request. Raises ApiError."""
     limit = gateway.engine.info.max_model_len
     options = options_of(
         body,
         add_special_tokens=bool(body.add_special_tokens),
         kept=keep_last(body.truncate_prompt_tokens, limit, body.token_limit),
+        drop_oldest=drop_oldest,
     )
     return await prompt_of(request, gateway, body.messages, admission, options, cache_salt=salt_of(body))
 
 
-def options_of(body: TemplateFields, *, add_special_tokens: bool, kept: int | None = None) -> ChatOptions:
+def options_of(
+    body: TemplateFields, *, add_special_tokens: bool, kept: int | None = None, drop_oldest: bool = False
+) -> ChatOptions:
     """How the messages become a prompt, `kept` being the number of tokens that stay of it."""
     return ChatOptions(
         add_generation_prompt=body.ends_with_answer,
@@ -53,6 +60,7 @@ def options_of(body: TemplateFields, *, add_special_tokens: bool, kept: int | No
         add_special_tokens=add_special_tokens,
         variables=body.chat_template_kwargs or {},
         keep_last=kept,
+        drop_oldest=drop_oldest,
     )
 
 
@@ -78,7 +86,9 @@ async def prompt_of(
             if admission is None:
                 place.release()
         gateway.metrics.count_images(len(images))
-    return await gateway.prompts.chat(
+    build = chat_that_fits if options.drop_oldest else PromptBuilder.chat
+    return await build(
+        gateway.prompts,
         plain,
         images,
         max_model_len=gateway.engine.info.max_model_len,

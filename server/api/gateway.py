@@ -15,6 +15,7 @@ from server.metrics import Metrics
 from server.middleware import RequestRecord
 from server.prompt.build import PromptBuilder
 from server.prompt.tokenizer import Tokenizer
+from server.responses.store import ResponseStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Gateway:
     images: ImagePipeline | None
     """None for a model that takes no images."""
     metrics: Metrics
+    responses: ResponseStore
     model_names: tuple[str, ...]
     """What clients may call the model; the first is its own name."""
     created: int
@@ -58,6 +60,11 @@ def record_of(request: Request) -> RequestRecord:
 def held_body_of(request: Request) -> HeldBody:
     """What is counted of this request's body (`server/held_body.py`)."""
     return cast(HeldBody, request.scope["state"]["held_body"])
+
+
+def tenant_of(request: Request) -> bytes:
+    """Whose request it is (`server/auth.py`)."""
+    return cast(bytes, request.scope["state"]["tenant"])
 
 
 def admission_of(request: Request) -> Admission:

@@ -41,13 +41,18 @@ def _chat_entry(naming: TokenNaming, token_id: int, data: bytes, value: float | 
 
 
 def chat_logprobs(tokens: Sequence[TextToken], naming: TokenNaming) -> dict[str, object]:
-    """`choices[].logprobs` of chat; values are natural logarithms, descending in `top_logprobs`."""
+    """`choices[].logprobs` of chat."""
+    return {"content": chat_entries(tokens, naming), "refusal": None}
+
+
+def chat_entries(tokens: Sequence[TextToken], naming: TokenNaming) -> list[dict[str, object]]:
+    """One for each token; values are natural logarithms, descending in `top_logprobs`."""
     content = []
     for token in tokens:
         pairs = zip(token.top_ids, token.top_values, strict=True)
         top = [_chat_entry(naming, token_id, naming.data(token_id), value) for token_id, value in pairs]
         content.append(_chat_entry(naming, token.token_id, token.data, token.value) | {"top_logprobs": top})
-    return {"content": content, "refusal": None}
+    return content
 
 
 class CompletionLogprobs:

@@ -11,12 +11,13 @@ from pydantic.json_schema import models_json_schema
 
 from server.schema.chat import ChatBody
 from server.schema.completions import CompletionBody
+from server.schema.responses import CountBody, ResponsesBody
 from server.schema.tokens import DetokenizeBody, TokenizeBody
 
 Schema = dict[str, Any]
 
 REF = "#/components/schemas/{model}"
-BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, ResponsesBody, CountBody, TokenizeBody, DetokenizeBody)
 FASTAPI_ERRORS = ("HTTPValidationError", "ValidationError")
 """Shapes that FastAPI declares and no route here ever answers."""
 
@@ -59,6 +60,14 @@ def _generation(kind: str, choice: Schema) -> Schema:
 SCHEMAS: dict[str, Schema] = {
     "ChatCompletion": _generation("chat.completion", {"message": _MESSAGE}),
     "Completion": _generation("text_completion", {"text": _TEXT}),
+    "Response": _object(
+        {"id": _TEXT, "object": {"const": "response"}, "created_at": _COUNT, "model": _TEXT, "status": _TEXT}
+        | {"output": _list({"type": "object"}), "usage": {"type": ["object", "null"]}}
+    ),
+    "DeletedResponse": _object({"id": _TEXT, "object": {"const": "response"}, "deleted": {"const": True}}),
+    "ItemList": _object(
+        {"object": {"const": "list"}, "data": _list({"type": "object"}), "has_more": {"type": "boolean"}}
+    ),
     "Model": _object({"id": _TEXT, "object": {"const": "model"}, "created": _COUNT, "owned_by": _TEXT}),
     "ModelList": _object({"object": {"const": "list"}, "data": _list({"$ref": REF.format(model="Model")})}),
     "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
@@ -73,6 +82,11 @@ ANSWERS = {
     "/v1/chat/completions": "ChatCompletion",
     "/v1/chat/completions/input_tokens": "InputTokens",
     "/v1/completions": "Completion",
+    "/v1/responses": "Response",
+    "/v1/responses/input_tokens": "InputTokens",
+    "/v1/responses/{response_id}": "Response",
+    "/v1/responses/{response_id}/cancel": "Response",
+    "/v1/responses/{response_id}/input_items": "ItemList",
     "/v1/models": "ModelList",
     "/v1/models/{model_id}": "Model",
     "/tokenize": "Tokens",
@@ -83,7 +97,7 @@ ANSWERS = {
     "/health/progress": "Status",
 }
 """Path -> what it answers with status 200; others answer plain text."""
-STREAMING = ("/v1/chat/completions", "/v1/completions")
+STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _STREAM: Schema = {"schema": {}, "x-event": "data: one chunk as JSON; the last is data: [DONE]"}
 
 
@@ -96,8 +110,10 @@ def describe(schema: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": _json(schema.__name__)}}
 
 
-def _responses(path: str) -> Schema:
+def _responses(path: str, method: str) -> Schema:
     content: Schema = _json(ANSWERS[path]) if path in ANSWERS else {"text/plain": {"schema": _TEXT}}
+    if method == "delete":
+        content = _json("DeletedResponse")
     if path in STREAMING:
         content["text/event-stream"] = _STREAM
     return {
@@ -119,8 +135,8 @@ def install(app: FastAPI) -> None:
             for name in FASTAPI_ERRORS:
                 schemas.pop(name, None)
             for path, operations in document["paths"].items():
-                for operation in operations.values():
-                    operation["responses"] = _responses(path)
+                for method, operation in operations.items():
+                    operation["responses"] = _responses(path, method)
         return app.openapi_schema or {}
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -79,6 +79,10 @@ class Renderer(Protocol):
         """The events that tell of an error in mid-stream."""
         ...
 
+    def close(self) -> None:
+        """Called when the answer has ended, however it has. Idempotent."""
+        ...
+
     async def document(self, generation: Generation) -> dict[str, object]:
         """The plain JSON answer."""
         ...
@@ -92,6 +96,9 @@ class OpenAIStream:
     def failure(self, error: ApiError) -> bytes:
         """The event that tells of an error in mid-stream."""
         return b"data: " + to_json(error.body()) + b"\n\n"
+
+    def close(self) -> None:
+        """Nothing is left to do."""
 
 
 async def collect(generation: Generation) -> list[ChoiceResult]:

@@ -47,6 +47,7 @@ class EventStream(Response):
             self._record.client_gone = True
         finally:
             self._generation.close()
+            self._renderer.close()
             usage = self._generation.usage()
             self._record.prompt_tokens = usage.prompt_tokens
             self._record.completion_tokens = usage.completion_tokens

@@ -115,5 +115,6 @@ async def answer(
         document = await while_connected(request.receive, record, renderer.document(generation))
     finally:
         generation.close()
+        renderer.close()
         record.completion_tokens = generation.usage().completion_tokens
     return Response(to_json(document), media_type="application/json", headers=headers)

@@ -26,6 +26,8 @@ class ChatOptions:
     """Further variables of the template, JSON values."""
     keep_last: int | None = None
     """Only so many tokens of the prompt, its last ones."""
+    drop_oldest: bool = False
+    """Leave out the oldest turns of a conversation that is too long (`server/prompt/fit.py`)."""
 
 
 def keep_last(truncate: int | None, max_model_len: int, max_tokens: int | None) -> int | None:

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
 from server.errors import BadRequest
 
@@ -17,10 +17,12 @@ def _bounded(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
 Variables = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], Any],
+    dict[Annotated[str, Field(pattern=_NAME)], Any],
     Field(max_length=MAX_VARIABLES),
     AfterValidator(_bounded),
+    WithJsonSchema({"type": "object", "propertyNames": {"pattern": _NAME}, "maxProperties": MAX_VARIABLES}),
 ]
 
 

@@ -95,12 +95,14 @@ def test_openapi_document_holds_the_bodies() -> None:
     bodies = {
         path: operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1]
         for path, item in document["paths"].items()
-        if (operation := item.get("post"))
+        if "requestBody" in (operation := item.get("post", {}))
     }
     assert bodies == {
         "/v1/chat/completions": "ChatBody",
         "/v1/chat/completions/input_tokens": "ChatBody",
         "/v1/completions": "CompletionBody",
+        "/v1/responses": "ResponsesBody",
+        "/v1/responses/input_tokens": "CountBody",
         "/tokenize": "TokenizeBody",
         "/detokenize": "DetokenizeBody",
     }
@@ -117,6 +119,8 @@ def test_openapi_document_holds_the_bodies() -> None:
     assert {path for path, item in document["paths"].items() if "get" in item} == {
         "/v1/models",
         "/v1/models/{model_id}",
+        "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/input_items",
         "/health/live",
         "/health",
         "/health/ready",
