@@ -1,10 +1,10 @@
 """What speculation gains: `python -m server.speculation_bench MODEL --speculative-config JSON`, with serve's options.
 
 Requests to edit a document or to fix a piece of code (`copy_prompts.json`), whose answers repeat most of what is there;
-the beginning of each answer is given, without which a small model talks about the text instead. With --random, prompts
-of random tokens, and answers drawn at a temperature at which nothing repeats. Each set is answered without and with
-speculation in turn, --sequences requests at a time, in this process, without HTTP. The answers must be the same token
-for token. Rates are output tokens over the seconds after the last prompt was computed, best of --runs.
+the beginning of each answer is given, without which a small model talks about the text instead. They are answered one
+by one; with --random, that many prompts of random tokens are answered at once, at a temperature at which nothing
+repeats. Without and with speculation in turn, in this process, without HTTP; the answers must be the same token for
+token. Rates are output tokens over the seconds after the last prompt was computed, in the fastest of --runs.
 """
 
 import argparse
@@ -40,21 +40,15 @@ RANDOM_TEMPERATURE = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What one run over all prompts gave."""
+    """What one run gave."""
 
     token_ids: list[list[int]]
     seconds: float
-    """Of the steps after the last prompt of each group was computed."""
+    """Of the steps after the last prompt was computed, which give `tokens` in all."""
     tokens: int
-    """Of those steps."""
     steps: int
     draft_tokens: int
     accepted_tokens: int
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +61,7 @@ class Row:
     speculative_tok_s: float
     ratio: float
     tokens_per_step: float
-    """Of a sequence, with speculation."""
+    """Of all sequences together, with speculation."""
     drafted: int
     accepted: int
 
@@ -78,45 +72,18 @@ class Bench:
     def __init__(self, config: ServeConfig, executor: Executor, sampling: SamplingParams) -> None:
         self._config, self._executor, self._sampling = config, executor, sampling
 
-    def compare(self, name: str, prompts: "list[array[int]]", sequences: int, runs: int) -> Row:
-        """Without and with speculation in turn."""
-        with_drafts = self._config.scheduler
-        plain_config = replace(with_drafts, speculative_config=None)
-        pairs = [
-            (self._answer(prompts, sequences, plain_config), self._answer(prompts, sequences, with_drafts))
-            for _ in range(runs + 1)
-        ][1:]
-        for plain, drafted in pairs:
-            assert plain.token_ids == drafted.token_ids, "speculation changed an answer"
-        plain = max((pair[0] for pair in pairs), key=lambda answers: answers.rate)
-        drafted = max((pair[1] for pair in pairs), key=lambda answers: answers.rate)
-        return Row(
-            prompts=name,
-            sequences=sequences,
-            plain_tok_s=round(plain.rate, 1),
-            speculative_tok_s=round(drafted.rate, 1),
-            ratio=round(drafted.rate / plain.rate, 3),
-            tokens_per_step=round(drafted.tokens / plain.tokens * plain.steps / drafted.steps, 2),
-            drafted=drafted.draft_tokens,
-            accepted=drafted.accepted_tokens,
-        )
+    def compare(self, prompts: "list[array[int]]", runs: int) -> tuple[Answers, Answers]:
+        """The fastest of `runs` without speculation, and with it, in turn, after one more of each; all prompts at
+        once."""
+        speculative = self._config.scheduler
+        plain = replace(speculative, speculative_config=None)
+        pairs = [(self._answer(prompts, plain), self._answer(prompts, speculative)) for _ in range(runs + 1)][1:]
+        for without, with_drafts in pairs:
+            assert without.token_ids == with_drafts.token_ids, "speculation changed an answer"
+        slow, fast = zip(*pairs, strict=True)
+        return min(slow, key=lambda answers: answers.seconds), min(fast, key=lambda answers: answers.seconds)
 
-    def _answer(self, prompts: "list[array[int]]", sequences: int, config: SchedulerConfig) -> Answers:
-        groups = [
-            self._answer_group(prompts[start : start + sequences], config)
-            for start in range(0, len(prompts), sequences)
-        ]
-        return Answers(
-            token_ids=[ids for group in groups for ids in group.token_ids],
-            seconds=sum(group.seconds for group in groups),
-            tokens=sum(group.tokens for group in groups),
-            steps=sum(group.steps for group in groups),
-            draft_tokens=sum(group.draft_tokens for group in groups),
-            accepted_tokens=sum(group.accepted_tokens for group in groups),
-        )
-
-    def _answer_group(self, prompts: "list[array[int]]", config: SchedulerConfig) -> Answers:
-        """All at once."""
+    def _answer(self, prompts: "list[array[int]]", config: SchedulerConfig) -> Answers:
         scheduler = make_scheduler(config, self._executor.info)
         for seq_id, prompt in enumerate(prompts):
             sampling = replace(self._sampling, seed=seq_id)
@@ -157,7 +124,8 @@ def copy_prompts(model: Path) -> Iterator[tuple[str, "array[int]"]]:
         yield prompt["name"], tokenizer.encode(text, add_special_tokens=False, allow_special=True)
 
 
-def _random_prompts(vocab_size: int, count: int) -> "list[array[int]]":
+def random_prompts(vocab_size: int, count: int) -> "list[array[int]]":
+    """Token ids of as many prompts."""
     generator = random.Random(0)
     return [
         ints([generator.randrange(vocab_size // 2, vocab_size) for _ in range(RANDOM_PROMPT_TOKENS)])
@@ -173,34 +141,55 @@ def parser() -> argparse.ArgumentParser:
     add_arguments(found, ("scheduler", "runtime"))
     found.set_defaults(enable_prefix_caching=False, prefill_share="1")
     group = found.add_argument_group("measurement")
-    group.add_argument("--random", action="store_true", help="prompts and answers in which nothing repeats")
-    group.add_argument("--sequences", type=int, default=1, metavar="N", help="requests at a time (default: 1)")
+    group.add_argument(
+        "--random", type=int, default=0, metavar="N", help="instead, N requests at once in which nothing repeats"
+    )
     group.add_argument("--max-tokens", type=int, default=200, metavar="N", help="of an answer (default: 200)")
     group.add_argument("--runs", type=int, default=3, metavar="N", help="of each kind, after one more (default: 3)")
     group.add_argument("--json", action="store_true", help="print a JSON line for each row")
     return found
 
 
+def _row(name: str, sequences: int, pairs: list[tuple[Answers, Answers]]) -> Row:
+    """Of all prompts together."""
+    seconds = [sum(pair[index].seconds for pair in pairs) for index in (0, 1)]
+    tokens = sum(plain.tokens for plain, _ in pairs)
+    speculative = [answers for _, answers in pairs]
+    steps = sum(answers.steps for answers in speculative)
+    return Row(
+        prompts=name,
+        sequences=sequences,
+        plain_tok_s=round(tokens / seconds[0], 1),
+        speculative_tok_s=round(sum(answers.tokens for answers in speculative) / seconds[1], 1),
+        ratio=round(seconds[0] / seconds[1], 3),
+        tokens_per_step=round(
+            sum(answers.tokens for answers in speculative) / sum(answers.steps for answers in speculative), 2
+        ),
+        drafted=sum(answers.draft_tokens for answers in speculative),
+        accepted=sum(answers.accepted_tokens for answers in speculative),
+    )
+
+
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    """A row for each prompt that is edited, and one for all together; or one for all random prompts."""
+    """A row for each prompt that is edited, and one for all of them; or one for random prompts at the same time."""
     config = resolve(arguments, os.environ)
     if config.scheduler.speculative_config is None:
         raise OptionError("--speculative-config says what to measure")
     model = resolve_model(config.model).path
     executor = load_executor(model, config.runtime, config.scheduler, lambda stage, done: None)
-    temperature = RANDOM_TEMPERATURE if arguments.random else 0.0
-    eos = () if arguments.random else executor.info.eos_token_ids
-    sampling = SamplingParams(max_tokens=arguments.max_tokens, temperature=temperature, eos_token_ids=eos)
-    bench, sequences = Bench(config, executor, sampling), arguments.sequences
     if arguments.random:
-        prompts = _random_prompts(executor.info.vocab_size, sequences)
-        yield bench.compare("random", prompts, sequences, arguments.runs)
+        sampling = SamplingParams(max_tokens=arguments.max_tokens, temperature=RANDOM_TEMPERATURE)
+        prompts = random_prompts(executor.info.vocab_size, arguments.random)
+        pair = Bench(config, executor, sampling).compare(prompts, arguments.runs)
+        yield _row("random", arguments.random, [pair])
         return
-    named = list(copy_prompts(model))
-    if sequences == 1:
-        for name, prompt in named:
-            yield bench.compare(name, [prompt], 1, arguments.runs)
-    yield bench.compare("all", [prompt for _, prompt in named], sequences, arguments.runs)
+    end = executor.info.eos_token_ids
+    sampling = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0, eos_token_ids=end)
+    bench, pairs = Bench(config, executor, sampling), []
+    for name, prompt in copy_prompts(model):
+        pairs.append(bench.compare([prompt], arguments.runs))
+        yield _row(name, 1, pairs[-1:])
+    yield _row("all", 1, pairs)
 
 
 def main() -> None:

@@ -22,19 +22,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_random_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--random", "--sequences", "3", "--max-tokens", "8", "--runs", "1", "--threads", "1", "--json"]
+    words = ["--random", "3", "--max-tokens", "8", "--runs", "1", "--threads", "1", "--json"]
     command = ["speculation_bench", str(folder), "--speculative-config", NGRAM, *words]
     monkeypatch.setattr(sys, "argv", command)
     speculation_bench.main()
     row = json.loads(capsys.readouterr().out)
     assert (row["prompts"], row["sequences"]) == ("random", 3)
     assert row["ratio"] > 0
-    assert row["tokens_per_step"] >= 1
+    assert row["tokens_per_step"] >= 2
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--random"], "--speculative-config says what to measure"), (["--speculative-config", NGRAM], "at most 512")],
+    [
+        (["--random", "2"], "--speculative-config says what to measure"),
+        (["--speculative-config", NGRAM], "at most 512"),
+    ],
 )
 def test_what_cannot_be_measured_is_said(
     folder: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
