@@ -62,7 +62,7 @@ class SchedulerConfig:
     speculative_config: SpeculativeConfig | None = field(
         default=None,
         metadata={
-            "help": 'guess tokens ahead: {"method": "ngram", "num_speculative_tokens": 8}; the output stays the same',
+            "help": 'guess tokens ahead: {"method": "ngram", "num_speculative_tokens": 12}; the output stays the same',
             "unit": "speculation",
         },
     )

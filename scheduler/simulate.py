@@ -118,7 +118,7 @@ class _World:
         self.summary.preemptions, self.summary.prefix_hits = stats.preemptions, stats.prefix_hits
         self.summary.generation_tokens = stats.generation_tokens
         self.summary.draft_tokens = stats.speculation.draft_tokens
-        self.summary.accepted_tokens = sum(stats.speculation.accepted_per_position)
+        self.summary.accepted_tokens = stats.speculation.accepted_tokens
         self.summary.images_encoded, self.summary.encoder_hits = stats.images_encoded, stats.encoder_hits
         self.summary.digest = self._hash.digest()
         return self.summary

@@ -95,7 +95,10 @@ class Speculation:
     def stats(self) -> SpeculationStats:
         """The counters as of now."""
         return SpeculationStats(
-            drafts=self._drafts, draft_tokens=self._draft_tokens, accepted_per_position=tuple(self._accepted)
+            drafts=self._drafts,
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=sum(self._accepted),
+            accepted_per_position=tuple(self._accepted),
         )
 
 

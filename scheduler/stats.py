@@ -10,8 +10,10 @@ class SpeculationStats:
     drafts: int = 0
     """Times that a sequence had drafts in a step."""
     draft_tokens: int = 0
+    accepted_tokens: int = 0
+    """Drafts that became output,"""
     accepted_per_position: tuple[int, ...] = ()
-    """Drafts that became output, by their place behind the newest token; as many as there ever were, or fewer."""
+    """by their place behind the newest token; places where none ever did may be missing at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

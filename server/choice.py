@@ -76,6 +76,7 @@ class ChoiceText:
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.cached_tokens = 0
+        self.draft_tokens = self.accepted_tokens = 0
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -128,8 +129,10 @@ class ChoiceText:
     def _take_tokens(self, event: Event) -> None:
         """Read the tokens up to and including the one that completes a stop string."""
         last = len(event.token_ids) - 1
+        self.draft_tokens += event.num_drafts
         for position, token_id in enumerate(event.token_ids):
             self.completion_tokens += 1
+            self.accepted_tokens += position < last
             self.reasoning_tokens += self._reader.reasoning
             self._unsent_ids.append(token_id)
             if self._is_hidden(token_id) or (position == last and self._is_hidden_end(event)):

@@ -133,6 +133,10 @@ class EngineLoop:
             encoder_bytes=stats.encoder_bytes,
             encoder_hits=stats.encoder_hits,
             images_encoded=stats.images_encoded,
+            drafts=stats.speculation.drafts,
+            draft_tokens=stats.speculation.draft_tokens,
+            accepted_tokens=stats.speculation.accepted_tokens,
+            accepted_per_position=stats.speculation.accepted_per_position,
         )
 
 
@@ -150,6 +154,7 @@ def _to_wire(event: TokenEvent) -> wire.Event:
         event.finish_reason,
         event.stop_token_id,
         event.message,
+        num_drafts=event.num_drafts,
     )
 
 

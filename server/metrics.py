@@ -7,6 +7,7 @@ here, at the gateway, where a client would measure it. Histograms count choices,
 
 import time
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,12 +23,20 @@ _ENGINE_COUNTERS = {
     "prefix_hits": ("prefix_cache_hits", "prompt tokens found in the prefix cache"),
     "prompt_tokens": ("prompt_tokens", "prompt tokens processed"),
     "generation_tokens": ("generation_tokens", "tokens generated"),
+    "drafts": ("spec_decode_num_drafts", "times that a sequence had drafts in a step"),
+    "draft_tokens": ("spec_decode_num_draft_tokens", "drafts that were computed"),
+    "accepted_tokens": ("spec_decode_num_accepted_tokens", "drafts that became output"),
     "images_encoded": ("images_encoded", "images that the vision tower encoded"),
     "encoder_hits": ("encoder_cache_hits", "images that a sequence needed and found encoded"),
 }
 _SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10)
 _LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+
+
+def _sums(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    """Entry by entry; what is missing at an end is 0."""
+    return tuple(left + right for left, right in zip_longest(first, second, fillvalue=0))
 
 
 class EngineCollector:
@@ -38,6 +47,7 @@ class EngineCollector:
         self._engine, self._model_name = engine, model_name
         self._last: Stats | None = None
         self._base = dict.fromkeys(_ENGINE_COUNTERS, 0)
+        self._base_per_position: tuple[int, ...] = ()
 
     def observe(self) -> None:
         """Take note of the engine's counters, so that a restart loses none that were seen."""
@@ -47,6 +57,7 @@ class EngineCollector:
         if self._last is not None and stats.generation != self._last.generation:
             for name in self._base:
                 self._base[name] += getattr(self._last, name)
+            self._base_per_position = _sums(self._base_per_position, self._last.accepted_per_position)
         self._last = stats
 
     def collect(self) -> Iterator[Metric]:
@@ -67,6 +78,19 @@ class EngineCollector:
             seen = getattr(self._last, field) if self._last else 0
             counter.add_metric([self._model_name], self._base[field] + seen)
             yield counter
+        yield self._accepted_per_position()
+
+    def _accepted_per_position(self) -> Metric:
+        """A series for each place behind the newest token at which a draft was ever accepted."""
+        counter = CounterMetricFamily(
+            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+            "drafts that became output, by their place behind the newest token",
+            labels=["model_name", "position"],
+        )
+        seen = self._last.accepted_per_position if self._last else ()
+        for position, count in enumerate(_sums(self._base_per_position, seen)):
+            counter.add_metric([self._model_name, str(position)], count)
+        return counter
 
     def _encoder_usage(self, stats: Stats | None) -> float:
         """0 for a model without images."""

@@ -107,7 +107,7 @@ class Bench:
             tokens=tokens,
             steps=steps,
             draft_tokens=speculation.draft_tokens,
-            accepted_tokens=sum(speculation.accepted_per_position),
+            accepted_tokens=speculation.accepted_tokens,
         )
 
 
@@ -162,9 +162,7 @@ def _row(name: str, sequences: int, pairs: list[tuple[Answers, Answers]]) -> Row
         plain_tok_s=round(tokens / seconds[0], 1),
         speculative_tok_s=round(sum(answers.tokens for answers in speculative) / seconds[1], 1),
         ratio=round(seconds[0] / seconds[1], 3),
-        tokens_per_step=round(
-            sum(answers.tokens for answers in speculative) / sum(answers.steps for answers in speculative), 2
-        ),
+        tokens_per_step=round(tokens / steps, 2),
         drafted=sum(answers.draft_tokens for answers in speculative),
         accepted=sum(answers.accepted_tokens for answers in speculative),
     )

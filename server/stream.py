@@ -27,6 +27,9 @@ class Usage:
     """Those of prompt_tokens that stand for images."""
     reasoning_tokens: int = 0
     """Those of completion_tokens before the end of the reasoning."""
+    draft_tokens: int = 0
+    """Drafts that were computed; `accepted_tokens` of them are among completion_tokens."""
+    accepted_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,6 +131,8 @@ class Generation:
             cached_tokens=sum(state.choices[0].cached_tokens for state in self._states),
             image_tokens=self._image_tokens,
             reasoning_tokens=sum(choice.reasoning_tokens for choice in self._choices()),
+            draft_tokens=sum(choice.draft_tokens for choice in self._choices()),
+            accepted_tokens=sum(choice.accepted_tokens for choice in self._choices()),
         )
 
 

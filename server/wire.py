@@ -14,7 +14,7 @@ import msgspec
 from model_runtime.config import RuntimeInfo
 from scheduler.request import SamplingParams
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 SUPERVISOR = b"supervisor"
 """ZeroMQ identity of the supervisor."""
@@ -84,6 +84,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop_token_id: int | None = None
     message: str = ""
     refusal: str = ""
+    num_drafts: int = 0
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
@@ -112,6 +113,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     encoder_hits: int = 0
     """Images that a sequence needed and found encoded."""
     images_encoded: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    """As in `scheduler.stats.SpeculationStats`."""
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):

@@ -125,16 +125,19 @@ def _collect_calls(calls: list[Call], parts: Sequence[CallPart]) -> None:
 
 
 def usage_document(usage: Usage) -> dict[str, object]:
-    """OpenAI's `usage` object; with the tokens of images and of reasoning where there are any."""
+    """OpenAI's `usage` object; with the tokens of images, of reasoning and of drafts where there are any."""
     images = {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
-    reasoning = {"reasoning_tokens": usage.reasoning_tokens} if usage.reasoning_tokens else {}
+    details = {"reasoning_tokens": usage.reasoning_tokens} if usage.reasoning_tokens else {}
+    if usage.draft_tokens:
+        details["accepted_prediction_tokens"] = usage.accepted_tokens
+        details["rejected_prediction_tokens"] = usage.draft_tokens - usage.accepted_tokens
     document: dict[str, object] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} | images,
     }
-    return document | ({"completion_tokens_details": reasoning} if reasoning else {})
+    return document | ({"completion_tokens_details": details} if details else {})
 
 
 class ChunkTemplate:

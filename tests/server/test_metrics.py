@@ -5,6 +5,7 @@ import logging
 
 import pytest
 from fastapi import FastAPI
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.errors import InternalError, Overloaded
@@ -41,6 +42,9 @@ def test_names() -> None:
         "prefix_cache_hits_total",
         "prompt_tokens_total",
         "generation_tokens_total",
+        "spec_decode_num_drafts_total",
+        "spec_decode_num_draft_tokens_total",
+        "spec_decode_num_accepted_tokens_total",
         "encoder_cache_usage_perc",
         "images_encoded_total",
         "encoder_cache_hits_total",
@@ -69,6 +73,20 @@ def test_gauges_follow_the_engine_and_return_to_zero() -> None:
         engine.stats = stats
         seen = scrape(app)
         assert (seen["num_requests_running"], seen["num_requests_waiting"], seen["kv_cache_usage_perc"]) == (0, 0, 0)
+
+
+def test_drafts_are_counted_by_position_and_over_restarts() -> None:
+    name = "firstlight:spec_decode_num_accepted_tokens_per_pos_total"
+    engine = FakeEngine(stats=make_stats(1, drafts=4, draft_tokens=9, accepted_tokens=5))
+    app = make_app(engine)
+    scrape(app)
+    for generation, counts in ((1, (3, 2)), (2, (1,)), (2, (1, 1, 1))):
+        engine.stats = structs.replace(make_stats(generation), accepted_per_position=counts)
+        answer = run(call(app, "GET", "/metrics"))
+    lines = [line for line in answer.body.decode().splitlines() if line.startswith(name)]
+    assert lines == [f'{name}{{model_name="tiny",position="{place}"}} {n}.0' for place, n in enumerate((4, 3, 1))]
+    seen = scrape(app)
+    assert seen["spec_decode_num_drafts_total"] == 0
 
 
 def test_counters_never_fall_when_the_engine_restarts() -> None:
