@@ -1,0 +1,15 @@
+"""Hermes' and Qwen's calls: `<tool_call>{"name": "f", "arguments": {}}</tool_call>`. API process. Pure."""
+
+from server.tools.json_steps import call_object
+from server.tools.steps import Step, closing, content_until, next_char
+from server.tools.writer import CallWriter
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+def hermes(writer: CallWriter) -> Step[None]:
+    """Reads an output; never returns."""
+    while True:
+        yield from content_until(writer, BEGIN)
+        yield from call_object(writer, (yield from next_char()))
+        yield from closing(writer, END)
