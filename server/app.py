@@ -20,6 +20,7 @@ from server.held_body import BodyBudget
 from server.images import ImagePipeline
 from server.metrics import Metrics
 from server.middleware import RequestContext
+from server.output_forms import OutputForms
 from server.prompt.build import PromptBuilder
 from server.prompt.tokenizer import Tokenizer
 from server.responses import routes as responses
@@ -46,10 +47,12 @@ def create_app(
         middleware=_middleware(config, engine),
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_exception},
     )
+    prompts = PromptBuilder(tokenizer, None if images is None else images.preprocessor)
     app.state.gateway = Gateway(
         config=config,
         engine=engine,
-        prompts=PromptBuilder(tokenizer, None if images is None else images.preprocessor),
+        prompts=prompts,
+        forms=OutputForms(prompts, config.tool_call_parser),
         images=images,
         metrics=Metrics(engine, names[0]),
         responses=ResponseStore(

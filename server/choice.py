@@ -114,20 +114,26 @@ class ChoiceText:
             token_ids=token_ids,
             tokens=tuple(tokens),
             finish_reason=finish_reason,
-            stop_reason=(self._reader.stopped or event.stop_token_id) if finish_reason == "stop" else None,
+            stop_reason=(self._reader.stopped or event.stop_token_id)
+            if finish_reason in ("stop", "tool_calls")
+            else None,
         )
 
     def _end(self, event: Event) -> str | None:
-        """Why the choice ends with this event; None when it goes on."""
-        if self._reader.stopped is not None:
-            return "stop"
-        if event.finish_reason is None:
+        """Why the choice ends with this event; None when it goes on. Calls are no reason where one was named: so it is
+        with OpenAI."""
+        if event.finish_reason is None and not self._reader.is_over:
             return None
         self._reader.finish()
-        return "length" if self._prompt.discard_output else event.finish_reason
+        if self._prompt.discard_output:
+            return "length"
+        reason = "stop" if self._reader.is_over else event.finish_reason
+        tools = self._prompt.form.tools
+        is_call = tools is not None and tools.mode != "named" and self._reader.has_calls
+        return "tool_calls" if is_call and reason == "stop" else reason
 
     def _take_tokens(self, event: Event) -> None:
-        """Read the tokens up to and including the one that completes a stop string."""
+        """Read the tokens up to and including the one with which the output is over."""
         last = len(event.token_ids) - 1
         self.draft_tokens += event.num_drafts
         for position, token_id in enumerate(event.token_ids):
@@ -140,7 +146,7 @@ class ChoiceText:
             self._push(token_id)
             if self._want_tokens:
                 self._pending.append(self._text_token(token_id, event.logprobs[position]))
-            if self._reader.stopped is not None:
+            if self._reader.is_over:
                 break
 
     def _push(self, token_id: int) -> None:

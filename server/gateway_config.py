@@ -4,6 +4,11 @@ Parsed in the supervisor, read in the API process.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+ToolCallParser: TypeAlias = Literal[
+    "auto", "deepseek", "kimi_k2", "mistral", "qwen3_coder", "glm45", "hermes", "llama3_json", "json"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,9 @@ class GatewayConfig:
     stored_response_seconds: float = field(default=3600.0, metadata={"help": "seconds for which a response is kept"})
     strict_params: bool = field(
         default=False, metadata={"help": "refuse unknown parameters instead of naming them in x-ignored-params"}
+    )
+    tool_call_parser: ToolCallParser = field(
+        default="auto", metadata={"help": "format in which the model writes tool calls; auto: its chat template tells"}
     )
     access_log: bool = field(default=True, metadata={"help": "log one line for each request"})
 

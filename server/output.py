@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from server.detokenize import StopFilter
 from server.reasoning import Kind, Piece, ReasoningMarks, ReasoningSplitter
 from server.tools.calls import CallPart
+from server.tools.plain_json import plain_json
+from server.tools.reader import Format, ToolReader
+from server.tools.use import ToolUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,10 @@ class OutputForm:
     shows_reasoning: bool = True
     markup_ids: frozenset[int] = frozenset()
     """Special tokens that belong to the text, since they are marks."""
+    tools: ToolUse | None = None
+    """None: nothing in the text is a call."""
+    format: Format = plain_json
+    """Of calls."""
 
 
 PLAIN = OutputForm()
@@ -48,7 +55,19 @@ class OutputReader:
         self._stop = StopFilter(stop, include_stop)
         marks = form.reasoning
         self._splitter = None if marks is None else ReasoningSplitter(marks, is_open=form.is_reasoning)
+        tools = form.tools
+        self._tools = None if tools is None else ToolReader(form.format, tools.functions, only_one=tools.only_one)
         self._parts = Parts()
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing that follows matters: a stop string came, or the only call."""
+        return self.stopped is not None or (self._tools is not None and self._tools.is_over)
+
+    @property
+    def has_calls(self) -> bool:
+        """The output is one that calls functions: there are calls, and all of them are complete."""
+        return self._tools is not None and self._tools.has_calls
 
     @property
     def stopped(self) -> str | None:
@@ -74,9 +93,13 @@ class OutputReader:
             for piece in self._splitter.finish() if self._splitter is not None else ():
                 self._sort(piece, False)
             self._content(self._stop.finish())
+        if self._tools is not None:
+            self._tools.finish()
 
     def take(self) -> Parts:
         """What is certain and was not taken before."""
+        if self._tools is not None:
+            self._parts.content, self._parts.calls = self._tools.take()
         parts, self._parts = self._parts, Parts()
         return parts
 
@@ -90,5 +113,8 @@ class OutputReader:
             self._parts.reasoning += text
 
     def _content(self, text: str) -> None:
-        self._parts.content += text
         self._parts.text_bytes += len(text.encode())
+        if self._tools is not None:
+            self._tools.push(text)
+        else:
+            self._parts.content += text

@@ -25,6 +25,14 @@ def marks_of(template: str) -> ReasoningMarks | None:
     return next((marks for marks in _KNOWN if marks.end in template), None)
 
 
+def is_open(marks: ReasoningMarks | None, prompt: str, started: str) -> bool:
+    """Whether an answer to the prompt begins inside the reasoning. `started` is the text of the message that the answer
+    goes on with, "" where there is none."""
+    if marks is None:
+        return False
+    return prompt.rstrip().endswith(marks.begin) or started.rfind(marks.begin) > started.rfind(marks.end)
+
+
 class Kind(Enum):
     """What a piece of an output is."""
 

@@ -100,7 +100,7 @@ class Generation:
         if delta is not None and delta.finish_reason is not None:
             if event.finish_reason is None:
                 state.stream.finish_choice(choice)
-            self._count_end(state, text, delta.finish_reason)
+            self._count_end(state, text, "length" if delta.finish_reason == "length" else "stop")
         return delta
 
     def _choices(self) -> list[ChoiceText]:

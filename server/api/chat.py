@@ -25,6 +25,7 @@ from server.api.submit import answer
 from server.choice import Delta
 from server.prompt.tokenizer import Tokenizer
 from server.schema.chat import ChatBody
+from server.schema.unknown import check_unknown
 from server.stream import Generation
 
 PATH = "/v1/chat/completions"
@@ -36,6 +37,8 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation, as one JSON document or as a stream of chunks."""
     gateway = gateway_of(request)
     body, ignored = await read_body(request, gateway, ChatBody)
+    unhonoured = body.unhonoured_reasoning(gateway.prompts.variables)
+    ignored = sorted([*ignored, *check_unknown(unhonoured, strict=gateway.config.strict_params)])
     generation = await start_chat(request, gateway, body)
     body = body.model_copy(update={"messages": []})  # a stream may last, and images are megabytes
     renderer = ChatRenderer(body, record_of(request).request_id, gateway.tokenizer)

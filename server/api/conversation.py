@@ -6,13 +6,14 @@ What the routes have in common that take a conversation, whatever API they speak
 import asyncio
 import time
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 
 from fastapi import Request
 
 from server.api.disconnect import while_connected
 from server.api.gateway import Gateway, admission_of, held_body_of, record_of
 from server.api.submit import Prepared, salt_of, start
-from server.errors import DeadlineExceeded
+from server.errors import BadRequest, DeadlineExceeded
 from server.generation import Admission
 from server.images import PreparedImage
 from server.prompt.build import PromptBuilder
@@ -30,10 +31,15 @@ async def start_chat(request: Request, gateway: Gateway, body: ChatBody, *, drop
     body.check_together(gateway.config.max_sequences_per_request)
     gateway.check_model(body.model)
     admission = admission_of(request)
+    if body.tool_use is not None and body.tool_use.mode != "auto":
+        raise BadRequest("tool_choice: forced calls are not supported yet.", param="tool_choice")
     prompt = await prompt_of_chat(request, gateway, body, admission, drop_oldest=drop_oldest)
+    shows_reasoning = body.include_reasoning is not False
+    form = gateway.forms.of(body.tool_use, is_reasoning=prompt.is_reasoning, shows_reasoning=shows_reasoning)
     body = body.model_copy(update={"messages": []})  # a stream may last, and images are megabytes
     held_body_of(request).release()
-    return start(gateway, record_of(request), body, [Prepared(ids=prompt.ids, images=prompt.images)], admission)
+    prepared = Prepared(ids=prompt.ids, images=prompt.images, form=form)
+    return start(gateway, record_of(request), body, [prepared], admission)
 
 
 async def prompt_of_chat(
@@ -47,6 +53,8 @@ async def prompt_of_chat(
         kept=keep_last(body.truncate_prompt_tokens, limit, body.token_limit),
         drop_oldest=drop_oldest,
     )
+    variables = body.reasoning_variables(gateway.prompts.variables) | dict(options.variables)
+    options = replace(options, variables=variables, tools=body.shown_tools)
     return await prompt_of(request, gateway, body.messages, admission, options, cache_salt=salt_of(body))
 
 

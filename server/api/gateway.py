@@ -13,6 +13,7 @@ from server.held_body import HeldBody
 from server.images import ImagePipeline
 from server.metrics import Metrics
 from server.middleware import RequestRecord
+from server.output_forms import OutputForms
 from server.prompt.build import PromptBuilder
 from server.prompt.tokenizer import Tokenizer
 from server.responses.store import ResponseStore
@@ -25,6 +26,7 @@ class Gateway:
     config: GatewayConfig
     engine: Engine
     prompts: PromptBuilder
+    forms: OutputForms
     images: ImagePipeline | None
     """None for a model that takes no images."""
     metrics: Metrics

@@ -18,6 +18,7 @@ from server.choice import Prompt
 from server.generation import Admission, GenerationRequest
 from server.metrics import RequestMeter
 from server.middleware import RequestRecord
+from server.output import PLAIN, OutputForm
 from server.prompt.build import bad_words, logit_bias, output_budget, stop_token_ids
 from server.randomness import fresh_seed
 from server.schema.common import GenerationBody
@@ -34,6 +35,8 @@ class Prepared:
     ids: "array[int]"
     echo: str | None = None
     images: PromptImages = NO_IMAGES
+    form: OutputForm = PLAIN
+    """How its outputs are read."""
 
 
 def start(
@@ -75,7 +78,7 @@ def _prompt(gateway: Gateway, body: GenerationBody, sampling: SamplingParams, pr
         cache_salt=salt_of(body),
         images=prompt.images,
     )
-    return Prompt(request=request, echo=prompt.echo, discard_output=budget == 0)
+    return Prompt(request=request, echo=prompt.echo, discard_output=budget == 0, form=prompt.form)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from scheduler.plan import ints
@@ -20,6 +21,8 @@ from server.prompt.options import MAX_TRUNCATED, ChatOptions
 from server.prompt.special import SpecialText, choose_breakers, escaped, protect_all, strings_in
 from server.prompt.template import ChatTemplate, RenderTooLong
 from server.prompt.tokenizer import Tokenizer
+from server.prompt.tool_form import arranged, explained
+from server.reasoning import is_open, marks_of
 from vision.config import Preprocessor
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,18 @@ class PromptBuilder:
             )
         self._template = None if source is None else ChatTemplate(source, tokenizer.special_variables)
         self._form = Form() if self._template is None else _form(self._template, self._markup)
+        self.reasoning = None if source is None else marks_of(source)
+        """The marks around the model's reasoning."""
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template knows tools."""
+        return self._template is not None and self._template.tool_form.shows_tools
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The variables that the chat template knows."""
+        return frozenset() if self._template is None else self._template.names
 
     async def chat(
         self,
@@ -72,7 +87,7 @@ class PromptBuilder:
             if name in self._template.reserved:
                 raise BadRequest(f"chat_template_kwargs cannot change {name}.", param="chat_template_kwargs")
         texts = [text for message in messages for text in texts_of(message)]
-        texts += strings_in(options.variables)
+        texts += [*strings_in(options.variables), *strings_in(options.tools)]
         chars = sum(map(len, texts))
         self._check_chars(chars, max_model_len, "messages")
         build = partial(self._chat, self._template, messages, texts, images, max_model_len, options)
@@ -98,8 +113,11 @@ class PromptBuilder:
         encode = partial(self.tokenizer.encode_rendered, breaker=breaker, add_special_tokens=options.add_special_tokens)
         if self._markup is None or not images:
             ids = encode(text)[-(options.keep_last or 0) :]
-            return ChatPrompt(ids=_checked(ids, max_model_len, "messages"))
-        return self._markup.place(encode(self._markup.surround(text)), images, max_model_len, options.keep_last)
+            prompt = ChatPrompt(ids=_checked(ids, max_model_len, "messages"))
+        else:
+            prompt = self._markup.place(encode(self._markup.surround(text)), images, max_model_len, options.keep_last)
+        started = "".join(texts_of(messages[-1])) if options.continue_final_message else ""
+        return replace(prompt, is_reasoning=is_open(self.reasoning, text, started))
 
     def _render(
         self,
@@ -116,11 +134,16 @@ class PromptBuilder:
             plain_message(message, f"messages[{index}]", protect=protect, form=self._form)
             for index, message in enumerate(messages)
         ]
+        plain = arranged(plain, template.tool_form)
+        tools = [protect_all(tool, protect) for tool in options.tools]
+        if tools and not template.tool_form.shows_tools:
+            plain = explained(plain, tools, takes_parts=template.takes_parts)
         if options.continue_final_message:
             mark_end(plain[-1], mark)
         text = template.render(
             plain,
             {name: protect_all(value, protect) for name, value in options.variables.items()},
+            tools=tools,
             add_generation_prompt=options.add_generation_prompt,
             max_chars=self._char_limit(max_model_len) + _TEMPLATE_CHARS,
         )

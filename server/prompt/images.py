@@ -36,6 +36,8 @@ class ChatPrompt:
     ids: "array[int]"
     """int32, fewer than max_model_len."""
     images: PromptImages = NO_IMAGES
+    is_reasoning: bool = False
+    """It ends inside the model's reasoning."""
 
 
 class ImageMarkup:

@@ -3,7 +3,7 @@
 Made by `server/api/conversation.py`, read by `server/prompt/build.py`; API process. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from server.errors import BadRequest
@@ -24,6 +24,8 @@ class ChatOptions:
     """Of the tokenizer, such as a BOS, around what the template wrote."""
     variables: Mapping[str, object] = field(default_factory=dict)
     """Further variables of the template, JSON values."""
+    tools: Sequence[Mapping[str, object]] = ()
+    """As templates take them; shown in words where the template does not."""
     keep_last: int | None = None
     """Only so many tokens of the prompt, its last ones."""
     drop_oldest: bool = False

@@ -5,18 +5,19 @@ the sandbox does not stop an expression such as `'x' * 10**9`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from model_runtime.weights.errors import CheckpointError
 from server.errors import BadRequest
+from server.prompt.tool_form import probe
 
 _MAX_MESSAGE_CHARS = 300
 _RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
@@ -65,19 +66,24 @@ class ChatTemplate:
         """Whether the role `developer` means something to the template."""
         self.takes_parts = not self._shows(_PROBE) and self._shows([{"type": "text", "text": _PROBE}])
         """Whether a message's content must be a list of parts; else it is a string."""
+        self.tool_form = probe(self._attempt, source, takes_parts=self.takes_parts)
+        """How it takes tools and calls."""
+        self.names = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        """The variables that it knows."""
 
     def render(
         self,
         messages: list[dict[str, object]],
         variables: Mapping[str, object],
         *,
+        tools: Sequence[object] = (),
         add_generation_prompt: bool,
         max_chars: int,
     ) -> str:
         """The prompt's text; `variables` are the request's, none of them reserved. Raises BadRequest when the template
         refuses the messages or fails on them, RenderTooLong above `max_chars` characters."""
         try:
-            return self._render(messages, variables, add_generation_prompt, max_chars)
+            return self._render(messages, variables, tools or None, add_generation_prompt, max_chars)
         except _Refusal as error:
             raise BadRequest(str(error.message)[:_MAX_MESSAGE_CHARS], param="messages") from None
         except _RENDER_ERRORS as error:
@@ -90,12 +96,13 @@ class ChatTemplate:
         self,
         messages: list[dict[str, object]],
         variables: Mapping[str, object],
+        tools: Sequence[object] | None,
         add_generation_prompt: bool,
         max_chars: int,
     ) -> str:
         context = {**variables, **self._variables} | {
             "messages": messages,
-            "tools": None,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -120,10 +127,14 @@ class ChatTemplate:
 
     def _count(self, content: object, text: str) -> int:
         """How often the text stands in the prompt of a user's message; 0 where the template fails on it."""
+        return self._attempt([{"role": "user", "content": content}]).count(text)
+
+    def _attempt(self, messages: list[dict[str, object]], tools: Sequence[object] | None = None) -> str:
+        """The prompt; "" where the template fails."""
         try:
-            return self._render([{"role": "user", "content": content}], {}, True, 1_000_000).count(text)
+            return self._render(messages, {}, tools, True, 1_000_000)
         except (*_RENDER_ERRORS, RenderTooLong):
-            return 0
+            return ""
 
 
 def _tojson(

@@ -7,7 +7,9 @@ from pydantic.config import JsonDict
 
 from server.errors import BadRequest
 from server.schema.common import INT32_MAX, GenerationBody
+from server.schema.reasoning import ReasoningFields
 from server.schema.template import TemplateFields
+from server.schema.tools import ToolFields, check_answers
 
 MAX_TOP_LOGPROBS = 20
 
@@ -110,6 +112,7 @@ class Message(BaseModel):
     name: str | None = None
     tool_calls: list[ToolCall] | None = Field(default=None, fail_fast=True)
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _role_has_its_fields(self) -> "Message":
@@ -129,7 +132,7 @@ def unhonoured_details(messages: list[Message]) -> dict[str, object]:
     return {}
 
 
-class ChatBody(TemplateFields, GenerationBody):
+class ChatBody(TemplateFields, ToolFields, ReasoningFields, GenerationBody):
     """POST /v1/chat/completions, and what the other chat surfaces are translated into."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
@@ -156,5 +159,7 @@ class ChatBody(TemplateFields, GenerationBody):
         """Rules over several fields. Raises BadRequest."""
         super().check_together(max_sequences)
         self.check_template_fields()
+        self.check_tools()
+        check_answers(self.messages)
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")

@@ -27,7 +27,7 @@ def next_char() -> Step[str]:
 
 def _begins(text: str, markers: tuple[str, ...]) -> bool:
     """Whether one of the markers begins with the text."""
-    return any([marker.startswith(text) for marker in markers])
+    return any(marker.startswith(text) for marker in markers)
 
 
 def content_until(writer: CallWriter, *markers: str) -> Step[str]:

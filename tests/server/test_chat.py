@@ -196,9 +196,10 @@ def test_content_may_be_parts_and_roles_are_all_known() -> None:
         "system",
         "user",
         "assistant",
-        "tool",
+        "user",
         "assistant",
     ]
+    assert "user\nResult of f:\nt<|im_end|>" in text
 
 
 def test_aliases_are_echoed() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.request import NO_IMAGES, Span
 from server.errors import BadRequest
 from server.images import PreparedImage
-from server.prompt.images import ChatPrompt
+from server.prompt.images import ChatPrompt, ImageMarkup
 from tests.server.image_fakes import FAMILIES, LENGTH, build, ids_of, image_part, prepared
 
 Message = dict[str, object]
@@ -223,11 +223,16 @@ def test_images_that_cannot_fit_are_not_even_written_out() -> None:
 
 
 def test_a_template_that_loses_images() -> None:
-    """Pixtral's template shows of other roles than the user's the first text only."""
+    tokenizer, preprocessor = FAMILIES["pixtral"][:2]
+    with pytest.raises(BadRequest, match="1 image placeholders for 2 images") as caught:
+        ImageMarkup(preprocessor, tokenizer).place(ids_of("pixtral", "a[IMG]b"), [WIDE, WIDE], LENGTH)
+    assert (caught.value.code, caught.value.param) == ("image_count", "messages")
+
+
+def test_images_of_a_tool_are_shown() -> None:
+    """Also by templates that do not know the role."""
     messages = [user(image_part()), {"role": "tool", "tool_call_id": "1", "content": [text_part("x"), image_part()]}]
-    error = refusal("pixtral", messages, [WIDE, WIDE])
-    assert error.code == "image_count"
-    assert "1 image placeholders for 2 images" in error.message
+    assert [image.key for image in build("pixtral", messages, [WIDE, TALL]).images.images] == [WIDE.key, TALL.key]
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "assistant"])

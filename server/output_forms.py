@@ -1,0 +1,50 @@
+"""How the outputs of the served model are read: its marks of reasoning and its format of tool calls. API process.
+
+Made once by `server/app.py`; `server/api/conversation.py` asks it for each request.
+"""
+
+from collections.abc import Iterable
+
+from server.output import OutputForm
+from server.prompt.build import PromptBuilder
+from server.prompt.tokenizer import Tokenizer
+from server.tools.formats import FORMATS, format_of
+from server.tools.plain_json import arguments_of, plain_json
+from server.tools.reader import Format
+from server.tools.use import ToolUse
+
+
+class OutputForms:
+    """Of one model. Immutable."""
+
+    def __init__(self, prompts: PromptBuilder, tool_parser: str) -> None:
+        """`tool_parser` is a name in FORMATS, or "auto" for what the chat template stands for."""
+        self._marks = prompts.reasoning
+        template = prompts.tokenizer.chat_template or ""
+        known = format_of(template) if prompts.shows_tools else "json"
+        self._format = FORMATS[known if tool_parser == "auto" else tool_parser]
+        marks = () if self._marks is None else (self._marks.begin, self._marks.end)
+        self._reasoning_ids = _special(prompts.tokenizer, marks)
+        self._tool_ids = _special(prompts.tokenizer, self._format.marks)
+
+    def of(self, tools: ToolUse | None, *, is_reasoning: bool, shows_reasoning: bool) -> OutputForm:
+        """For the outputs of one request. A forced call comes as JSON, without reasoning."""
+        if tools is not None and tools.mode != "auto":
+            return OutputForm(tools=tools, format=_forced(tools))
+        return OutputForm(
+            reasoning=self._marks,
+            is_reasoning=is_reasoning,
+            shows_reasoning=shows_reasoning,
+            markup_ids=self._reasoning_ids | (self._tool_ids if tools is not None else frozenset()),
+            tools=tools,
+            format=self._format.read,
+        )
+
+
+def _forced(tools: ToolUse) -> Format:
+    return arguments_of(next(iter(tools.functions))) if tools.mode == "named" else plain_json
+
+
+def _special(tokenizer: Tokenizer, marks: Iterable[str]) -> frozenset[int]:
+    ids = map(tokenizer.id_of, marks)
+    return frozenset(token_id for token_id in ids if token_id is not None and tokenizer.is_special(token_id))
