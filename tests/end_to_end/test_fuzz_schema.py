@@ -59,6 +59,8 @@ VOCABULARY = 49152
 CROSS_FIELD_RULES = (
     "min_tokens",
     "stream_options",
+    "tool_choice",
+    "tools",
     "top_logprobs",
     "prompt_logprobs",
     "add_generation_prompt",
@@ -127,6 +129,8 @@ def _fit(body: dict[str, Any], model: str) -> dict[str, Any]:
             body[name] = _known_ids(body[name])
     for message in body.get("messages") or []:
         message.pop("tool_calls", None)
+        if message["role"] == "tool":
+            message["role"] = "user"
         for part in message["content"] if isinstance(message.get("content"), list) else []:
             if part["type"] == "image_url":
                 part |= {"type": "text", "text": "an image"}
