@@ -12,6 +12,7 @@
 namespace amx {
 
 constexpr int64_t GROUP = QuantizedRows::GROUP;
+constexpr int SECOND_LEVEL = 2;  // of caches, as __builtin_prefetch counts: 3 is the first
 
 // Whether the system lets this process use the unit; it must be asked once.
 inline bool allowed() {
@@ -53,80 +54,113 @@ template <int64_t FORMAT> const uint8_t* signed_bytes(const Panel& p, int64_t bl
     return out;
 }
 
-// Multiply rows and outputs over a block of k. (The intrinsics take literal registers only.)
-INLINE void multiply_even(const int8_t* rows, const uint8_t* outputs) {
+// The product of one plane of rows and the outputs over a block of k, whose sums are in registers 0 and 1, or 2 and 3.
+// (The intrinsics take literal registers only.)
+template <bool ODD> INLINE void multiply_first(const int8_t* rows, const uint8_t* outputs) {
     _tile_loadd(6, outputs, 64);
-    _tile_zero(0);
     _tile_loadd(4, rows, 32);
-    _tile_dpbssd(0, 4, 6);
-    _tile_zero(1);
-    _tile_loadd(5, rows + PLANE, 32);
-    _tile_dpbssd(1, 5, 6);
+    if constexpr (ODD) {
+        _tile_zero(2);
+        _tile_dpbssd(2, 4, 6);
+    } else {
+        _tile_zero(0);
+        _tile_dpbssd(0, 4, 6);
+    }
 }
-INLINE void multiply_odd(const int8_t* rows, const uint8_t* outputs) {
-    _tile_loadd(6, outputs, 64);
-    _tile_zero(2);
-    _tile_loadd(4, rows, 32);
-    _tile_dpbssd(2, 4, 6);
-    _tile_zero(3);
+template <bool ODD> INLINE void multiply_second(const int8_t* rows) {
     _tile_loadd(5, rows + PLANE, 32);
-    _tile_dpbssd(3, 5, 6);
+    if constexpr (ODD) {
+        _tile_zero(3);
+        _tile_dpbssd(3, 5, 6);
+    } else {
+        _tile_zero(1);
+        _tile_dpbssd(1, 5, 6);
+    }
 }
 
 // Sums of integers [plane][16][16] to memory.
-INLINE void store_even(int32_t* out) {
-    _tile_stored(0, out, 64);
-    _tile_stored(1, out + GROUP * PANEL, 64);
+template <bool ODD> INLINE void store_first(int32_t* out) {
+    if constexpr (ODD)
+        _tile_stored(2, out, 64);
+    else
+        _tile_stored(0, out, 64);
 }
-INLINE void store_odd(int32_t* out) {
-    _tile_stored(2, out, 64);
-    _tile_stored(3, out + GROUP * PANEL, 64);
+template <bool ODD> INLINE void store_second(int32_t* out) {
+    if constexpr (ODD)
+        _tile_stored(3, out + GROUP * PANEL, 64);
+    else
+        _tile_stored(1, out + GROUP * PANEL, 64);
 }
 
-// What a tile multiplies: a group of rows and a panel, as signed bytes, of a matrix; `next` is fetched meanwhile.
+// What a tile multiplies: a group of rows and a panel, as signed bytes, of a matrix. Meanwhile `ahead` bytes a block of the
+// panel at `next` come to the first-level cache, and of the second panel behind it to the second-level cache.
 struct Operands {
     const Panel& panel;
     const uint8_t *quants, *next;
+    int64_t ahead;
     const QuantizedRows& x;
     int64_t blocks, group;
 };
 
-// The first R rows, block by block: while the floats of one are added, the integers of the next go to memory and those
-// after it are multiplied.
+// Floats of the rows [FROM, TO) over a block: their sums of integers, and their scales.
+template <int64_t FORMAT, int FROM, int TO>
+INLINE void add_floats(const int32_t* integers, const uint8_t* scales, const float* row_scales, const float* row_sums,
+                       v16* sums) {
+    const fp16* halves = reinterpret_cast<const fp16*>(scales);
+    const v16 scale = load<v16>(halves), minimum = load<v16>(halves + (FORMAT == Q4_1 ? PANEL : 0));
+#pragma GCC unroll 16
+    for (int r = FROM; r < TO; r++) {
+        const int32_t* high = integers + r * PANEL;
+        const ivec exact = (load_bytes(high) << 8) + load_bytes(high + GROUP * PANEL);
+        sums[r] = fused(to_float(exact), scale * splat<v16>(row_scales[r]), sums[r]);
+        if constexpr (FORMAT == Q4_1) sums[r] = fused(minimum, splat<v16>(row_sums[r]), sums[r]);
+    }
+}
+
+// The floats of block b of R rows; the integers of the next block go to memory meanwhile, and those of the block after it
+// are multiplied. In turns: in one piece each would keep the others from the few places where instructions wait.
+template <int64_t FORMAT, int R, bool ODD>
+INLINE void add_block(const Operands& o, int64_t b, int32_t (&integers)[2][PLANES * GROUP * PANEL], v16* sums) {
+    const int64_t at = o.group * o.blocks * GROUP + b * GROUP;
+    const int8_t* rows = o.x.values + (at + 2 * GROUP) * BLOCK * PLANES;
+    const uint8_t* scales = o.panel.scales + b * o.panel.layout.scale_step;
+    const float *row_scales = o.x.scales + at, *row_sums = o.x.sums + at;
+    const bool next = b + 1 < o.blocks, later = b + 2 < o.blocks;
+    if (later) multiply_first<ODD>(rows, o.quants + (b + 2) * PANEL * BLOCK);
+    add_floats<FORMAT, 0, R / 2>(integers[ODD], scales, row_scales, row_sums, sums);
+    if (next) store_first<!ODD>(integers[!ODD]);
+    if (later) multiply_second<ODD>(rows);
+    add_floats<FORMAT, R / 2, R>(integers[ODD], scales, row_scales, row_sums, sums);
+    if (next) store_second<!ODD>(integers[!ODD]);
+}
+
+// The first R rows, block by block.
 template <int64_t FORMAT, int R>
 __attribute__((noinline)) void tile(const Operands& o, const Matrix& w, int64_t column, int64_t rows, float* y) {
-    const int64_t blocks = o.blocks, at = o.group * blocks * GROUP, ahead = o.panel.layout.bytes / blocks;
-    const int8_t* values = o.x.values + at * BLOCK * PLANES;
+    const int8_t* values = o.x.values + o.group * o.blocks * GROUP * BLOCK * PLANES;
+    float* out = y + o.group * GROUP * w.N;
     alignas(64) int32_t integers[2][PLANES * GROUP * PANEL];
     v16 sums[R] = {};
-    multiply_even(values, o.quants);
-    store_even(integers[0]);
-    if (blocks > 1) multiply_odd(values + PLANE * PLANES, o.quants + PANEL * BLOCK);
-    for (int64_t b = 0; b < blocks; b++) {
-        const int8_t* later_rows = values + (b + 2) * PLANE * PLANES;
-        const uint8_t* later_outputs = o.quants + (b + 2) * PANEL * BLOCK;
-        if (b % 2 == 0) {
-            if (b + 1 < blocks) store_odd(integers[1]);
-            if (b + 2 < blocks) multiply_even(later_rows, later_outputs);
-        } else {
-            if (b + 1 < blocks) store_even(integers[0]);
-            if (b + 2 < blocks) multiply_odd(later_rows, later_outputs);
+    for (int64_t r = 0; r < rows; r++) __builtin_prefetch(out + r * w.N + column, 1);
+    multiply_first<false>(values, o.quants);
+    multiply_second<false>(values);
+    store_first<false>(integers[0]);
+    store_second<false>(integers[0]);
+    if (o.blocks > 1) {
+        multiply_first<true>(values + PLANE * PLANES, o.quants + PANEL * BLOCK);
+        multiply_second<true>(values + PLANE * PLANES);
+    }
+    for (int64_t b = 0; b < o.blocks; b += 2) {
+        for (int64_t at = b * o.ahead; at < (b + 2) * o.ahead; at += 64) {
+            __builtin_prefetch(o.next + at);
+            __builtin_prefetch(o.next + 2 * o.panel.layout.bytes + at, 0, SECOND_LEVEL);
         }
-        for (int64_t line = 0; line < ahead; line += 64) __builtin_prefetch(o.next + b * ahead + line);
-        const fp16* halves = reinterpret_cast<const fp16*>(o.panel.scales + b * o.panel.layout.scale_step);
-        const float *row_scales = o.x.scales + at + b * GROUP, *row_sums = o.x.sums + at + b * GROUP;
-        const v16 scale = load<v16>(halves), minimum = load<v16>(halves + (FORMAT == Q4_1 ? PANEL : 0));
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            const int32_t* high = integers[b % 2] + r * PANEL;
-            const ivec exact = (load_bytes(high) << 8) + load_bytes(high + GROUP * PANEL);
-            sums[r] = fused(to_float(exact), scale * splat<v16>(row_scales[r]), sums[r]);
-            if constexpr (FORMAT == Q4_1) sums[r] = fused(minimum, splat<v16>(row_sums[r]), sums[r]);
-        }
+        add_block<FORMAT, R, false>(o, b, integers, sums);
+        if (b + 1 < o.blocks) add_block<FORMAT, R, true>(o, b + 1, integers, sums);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
-        if (r < rows) store_outputs(w, column, sums[r], y + (o.group * GROUP + r) * w.N);
+        if (r < rows) store_outputs(w, column, sums[r], out + r * w.N);
 }
 
 // `rows` of a group times one panel, in a tile of the next multiple of 4 rows.
@@ -149,7 +183,8 @@ void multiply_panels(const Matrix& w, int64_t panel, int64_t panel_end, const Qu
         const Panel p(w, panel);
         const uint8_t* quants = signed_bytes<FORMAT>(p, w.K / BLOCK, scratch.data());
         for (int64_t r = row; r < row_end; r += GROUP) {
-            const Operands o{p, quants, p.scales + p.layout.bytes, x, w.K / BLOCK, r / GROUP};
+            const int64_t blocks = w.K / BLOCK, ahead = r == row ? p.layout.bytes / blocks : 0;
+            const Operands o{p, quants, p.scales + p.layout.bytes, ahead, x, blocks, r / GROUP};
             tile_of<FORMAT>(o, w, panel * PANEL, std::min(GROUP, row_end - r), y);
         }
     }
