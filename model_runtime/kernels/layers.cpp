@@ -3,9 +3,11 @@
 // same bit for bit; what is fused here (a sum with the norm that follows, and either with making integers of the row)
 // keeps the order of every float operation.
 #include <algorithm>
+#include <atomic>
 
 #include "layer_ops.h"
 #include "linear.h"
+#include "pool.h"
 
 // The structures are filled by `program.py`; the order of their fields is the same there.
 
@@ -27,6 +29,8 @@ struct Step {
 
 namespace {
 
+constexpr int64_t FEWEST_ROWS = 32, MOST_ROWS = 64;  // that one thread takes through a layer
+
 // Rows that a layer has memory for: integers come in groups.
 int64_t rows_of(const Layer& layer, int64_t T) {
     const Matrix* matrices[] = {&layer.qkv, &layer.output, &layer.gate_up, &layer.down};
@@ -34,18 +38,26 @@ int64_t rows_of(const Layer& layer, int64_t T) {
     return integers ? row_groups(T) * QuantizedRows::GROUP : T;
 }
 
-// Working memory of a layer. What attention needs and what the feed-forward block needs lie in the same place; integers
-// lie where floats would, or where those were that are not needed any more.
+// Rows [row, row + count) of a step.
+struct Rows {
+    int64_t row, count;
+};
+
+// Working memory of some rows in a layer. Every number of a row has its own place, so that rows may be in different parts
+// of a layer. Integers lie where floats would, or where those were that are not needed any more.
 struct Workspace {
     float *normed, *result, *qkv, *mixed, *gate_up, *product;
 
-    Workspace(const Layer& layer, const Step& step) {
-        const int64_t rows = rows_of(layer, step.batch.T), C = layer.output.N;
-        normed = step.workspace;
-        result = normed + rows * C;
-        qkv = gate_up = result + rows * C;
-        mixed = qkv + rows * layer.qkv.N;
-        product = gate_up + rows * layer.gate_up.N;
+    Workspace(const Layer& layer, const Step& step, Rows rows) {
+        const int64_t all = rows_of(layer, step.batch.T);
+        float* next = step.workspace;
+        const auto take = [&](int64_t width) { return next += all * width, next - (all - rows.row) * width; };
+        normed = take(layer.output.N);
+        result = take(layer.output.N);
+        qkv = take(layer.qkv.N);
+        mixed = take(layer.output.K);
+        gate_up = take(layer.gate_up.N);
+        product = take(layer.down.K);
     }
 };
 
@@ -53,25 +65,47 @@ void multiply(const Matrix& w, const ProductRows& rows, int64_t T, float* y) {
     rows.quantized ? linear_quantized(w, rows.integers, T, y) : linear(w, rows.floats, T, y);
 }
 
-bool attention(const Layer& layer, const KVLayer& kv, const Step& step, const Workspace& at) {
-    const StepBatch& batch = step.batch;
-    multiply(layer.qkv, {layer.qkv, batch.T, at.normed}, batch.T, at.qkv);
-    if (layer.query_norm) qk_norm(at.qkv, layer.query_norm, layer.key_norm, layer.eps, batch.T, layer.heads);
-    const Rope& rope = layer.local_rope ? step.local_rope : step.rope;
-    if (!rope_and_cache(at.qkv, rope, batch, kv, layer.heads)) return false;
-    if (!paged_attention(at.qkv, kv, batch, layer.heads, layer.scale, layer.window, at.mixed)) return false;
-    // integers lie where q, k and v are not needed any more
-    const ProductRows mixed(layer.output, batch.T, is_integer(layer.output.format) ? at.qkv : at.mixed);
-    if (mixed.quantized) quantize_rows(at.mixed, batch.T, layer.output.K, mixed.integers);
-    multiply(layer.output, mixed, batch.T, at.result);
-    return true;
+// What the layer before left becomes the layer's queries, keys and values; the latter two go to the cache.
+bool before_attention(const Layer& layer, const KVLayer& kv, const Step& step, Rows rows) {
+    const Workspace at(layer, step, rows);
+    multiply(layer.qkv, {layer.qkv, rows.count, at.normed}, rows.count, at.qkv);
+    if (layer.query_norm) qk_norm(at.qkv, layer.query_norm, layer.key_norm, layer.eps, rows.count, layer.heads);
+    StepBatch batch = step.batch;
+    batch.rope_rows += rows.row;
+    batch.slots += rows.row;
+    batch.T = rows.count;
+    return rope_and_cache(at.qkv, layer.local_rope ? step.local_rope : step.rope, batch, kv, layer.heads);
 }
 
-void feed_forward(const Layer& layer, int64_t T, const Workspace& at) {
+// From what attention mixed to x, and to the norm that the layer `next` begins with, unless it is null.
+void after_attention(const Layer& layer, const Layer* next, const Step& step, Rows rows, float* x) {
+    const Workspace at(layer, step, rows);
+    const int64_t T = rows.count, C = layer.output.N;
+    // integers lie where q, k and v are not needed any more
+    const ProductRows mixed(layer.output, T, is_integer(layer.output.format) ? at.qkv : at.mixed);
+    if (mixed.quantized) quantize_rows(at.mixed, T, layer.output.K, mixed.integers);
+    multiply(layer.output, mixed, T, at.result);
+    const ResidualNorm middle{at.result, true, layer.attention_result_norm, layer.mlp_norm, layer.eps};
+    add_and_norm(x, middle, T, C, {layer.gate_up, T, at.normed});
     multiply(layer.gate_up, {layer.gate_up, T, at.normed}, T, at.gate_up);
     const ProductRows product(layer.down, T, at.product);
     gate(at.gate_up, layer.gelu, T, layer.down.K, product);
     multiply(layer.down, product, T, at.result);
+    const ResidualNorm end{at.result, true, layer.mlp_result_norm, next ? next->attention_norm : nullptr, layer.eps};
+    add_and_norm(x, end, T, C, {next ? next->qkv : layer.qkv, T, at.normed});
+}
+
+// function(rows) for all rows of a step, in parts that one thread takes through all operations between two attentions:
+// what it wrote is in its own cache. With too few rows for that, all are one part, and the threads share each operation.
+template <class Function> void for_parts(int64_t T, Function function) {
+    const int64_t threads = pool::threads(), groups = row_groups(T);
+    if (T < threads * FEWEST_ROWS) return function(Rows{0, T});
+    const int64_t parts = threads * divide_up(T, threads * MOST_ROWS);
+    pool::parallel(parts, [&](int64_t part) {
+        const int64_t row = groups * part / parts * QuantizedRows::GROUP;
+        const int64_t end = std::min(T, groups * (part + 1) / parts * QuantizedRows::GROUP);
+        function(Rows{row, end - row});
+    });
 }
 
 }  // namespace
@@ -83,7 +117,7 @@ int64_t fl_workspace(const Layer* layers, int64_t count, int64_t T) {
     int64_t numbers = 0;
     for (const Layer* layer = layers; layer < layers + count; layer++) {
         const int64_t attention = layer->qkv.N + layer->output.K, feed_forward = layer->gate_up.N + layer->down.K;
-        const int64_t of_row = 2 * layer->output.N + std::max(attention, feed_forward);
+        const int64_t of_row = 2 * layer->output.N + attention + feed_forward;
         numbers = std::max(numbers, rows_of(*layer, T) * of_row);
     }
     return numbers * int64_t(sizeof(float));
@@ -92,19 +126,24 @@ int64_t fl_workspace(const Layer* layers, int64_t count, int64_t T) {
 // x[T][C] passes `count` layers, each with its cache, in place. Returns 1 if a number from the batch that indexes memory
 // is out of range; x and the caches are then of no use.
 int64_t fl_run_layers(const Layer* layers, const KVLayer* caches, int64_t count, const Step* step, float* x) {
-    const int64_t T = step->batch.T, C = layers->output.N;
-    const Workspace first(*layers, *step);
-    const ProductRows normed(layers->qkv, T, first.normed);
-    add_and_norm(x, {first.result, false, nullptr, layers->attention_norm, layers->eps}, T, C, normed);
+    const StepBatch& batch = step->batch;
+    const int64_t C = layers->output.N;
+    std::atomic<bool> within = true;
+    for_parts(batch.T, [&](Rows rows) {
+        const Workspace at(*layers, *step, rows);
+        const ResidualNorm begin{at.result, false, nullptr, layers->attention_norm, layers->eps};
+        add_and_norm(x + rows.row * C, begin, rows.count, C, {layers->qkv, rows.count, at.normed});
+        if (!before_attention(*layers, *caches, *step, rows)) within = false;
+    });
     for (int64_t index = 0; index < count; index++) {
         const Layer &layer = layers[index], *next = index + 1 < count ? &layer + 1 : nullptr;
-        const Workspace at(layer, *step);
-        if (!attention(layer, caches[index], *step, at)) return 1;
-        const ResidualNorm middle{at.result, true, layer.attention_result_norm, layer.mlp_norm, layer.eps};
-        add_and_norm(x, middle, T, C, {layer.gate_up, T, at.normed});
-        feed_forward(layer, T, at);
-        const ResidualNorm end{at.result, true, layer.mlp_result_norm, next ? next->attention_norm : nullptr, layer.eps};
-        add_and_norm(x, end, T, C, {next ? next->qkv : layer.qkv, T, at.normed});
+        const Workspace at(layer, *step, {0, batch.T});
+        if (!within || !paged_attention(at.qkv, caches[index], batch, layer.heads, layer.scale, layer.window, at.mixed))
+            return 1;
+        for_parts(batch.T, [&](Rows rows) {
+            after_attention(layer, next, *step, rows, x + rows.row * C);
+            if (next && !before_attention(*next, caches[index + 1], *step, rows)) within = false;
+        });
     }
     return 0;
 }
