@@ -99,7 +99,7 @@ struct BlockDot {
     static INLINE void split(const int16_t* values, int8_t* high, int8_t* low) {
         for (int k = 0; k < 32; k++) {
             low[k] = int8_t(values[k]);
-            high[k] = int8_t((values[k] - low[k]) >> 8);
+            high[k] = int8_t((values[k] + 128) >> 8);
         }
     }
     static INLINE Sum start(ivec offset) { return {ivec{}, UNSIGNED ? offset : ivec{}}; }

@@ -12,34 +12,49 @@ namespace {
 constexpr int64_t GROUP = QuantizedRows::GROUP;
 constexpr float LARGEST_INTEGER = 127 * 256;
 
+constexpr int64_t VECTORS_OF_BLOCK = BLOCK / LANES;
+typedef typename Lanes<fvec>::s16 halves;
+
+// All lanes combined by `function`, halves with halves.
+template <class Function> INLINE int32_t fold(i8 v, Function function) {
+    v = function(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+    v = function(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+    return function(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6))[0];
+}
+template <class Function> INLINE int32_t fold(i16 v, Function function) {
+    struct Pair {
+        i8 low, high;
+    };
+    const Pair pair = bit_copy<Pair>(v);
+    return fold(function(pair.low, pair.high), function);
+}
+
 // Largest |x| of a block. Compared as bits: infinity is larger than any number, a NaN larger still.
-INLINE float largest(const float* x) {
-    i8 lanes{};
-    for (int64_t k = 0; k < BLOCK; k += 8) {
-        const i8 bits = bit_copy<i8>(load<v8>(x + k)) & 0x7fffffff;
-        lanes = bits > lanes ? bits : lanes;
-    }
-    int32_t bits = 0;
-    for (int i = 0; i < 8; i++) bits = std::max(bits, lanes[i]);
-    return bit_copy<float>(bits);
+INLINE float largest(const fvec (&x)[VECTORS_OF_BLOCK]) {
+    const auto larger = [](auto a, auto b) { return a > b ? a : b; };
+    ivec lanes{};
+    for (const fvec& v : x) lanes = larger(lanes, bit_copy<ivec>(v) & 0x7fffffff);
+    return bit_copy<float>(fold(lanes, larger));
 }
 
 // One block, to the row's place in `values`; returns scale and sum of the values.
 INLINE std::pair<float, int32_t> quantize_block(const float* x, int8_t* values) {
-    const float scale = largest(x) / LARGEST_INTEGER, inverse = 1.0f / scale;
+    fvec numbers[VECTORS_OF_BLOCK];
+    for (int64_t v = 0; v < VECTORS_OF_BLOCK; v++) numbers[v] = load<fvec>(x + v * LANES);
+    const float scale = largest(numbers) / LARGEST_INTEGER, inverse = 1.0f / scale;
     const bool usable = inverse > 0 && inverse <= std::numeric_limits<float>::max();  // not of zeros, infinity, NaN
-    const v8 magic = splat<v8>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
-    int32_t integers[BLOCK] = {}, sum = 0;
+    const fvec magic = splat<fvec>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+    ivec sum{};
+    int16_t integers[BLOCK] = {};
     if (usable)
-        for (int64_t k = 0; k < BLOCK; k += 8) {
-            const i8 rounded = bit_copy<i8>(load<v8>(x + k) * inverse + magic) - 0x4b400000;
-            memcpy(integers + k, &rounded, sizeof(rounded));
+        for (int64_t v = 0; v < VECTORS_OF_BLOCK; v++) {
+            const ivec rounded = bit_copy<ivec>(numbers[v] * inverse + magic) - 0x4b400000;
+            sum += rounded;
+            const halves narrow = __builtin_convertvector(rounded, halves);
+            memcpy(integers + v * LANES, &narrow, sizeof(narrow));
         }
-    for (int64_t k = 0; k < BLOCK; k++) sum += integers[k];
-    int16_t halves[BLOCK];
-    for (int64_t k = 0; k < BLOCK; k++) halves[k] = int16_t(integers[k]);
-    BlockDot::split(halves, values, values + GROUP * BLOCK);
-    return {scale, sum};
+    BlockDot::split(integers, values, values + GROUP * BLOCK);
+    return {scale, fold(sum, [](auto a, auto b) { return a + b; })};
 }
 
 }  // namespace

@@ -42,12 +42,14 @@ template <class V> struct Lanes;
 template <> struct Lanes<v8> {
     typedef i8 i32;
     typedef int8_t s8 __attribute__((vector_size(8)));
+    typedef int16_t s16 __attribute__((vector_size(16)));
     typedef uint16_t u16 __attribute__((vector_size(16)));
     typedef uint32_t u32 __attribute__((vector_size(32)));
 };
 template <> struct Lanes<v16> {
     typedef i16 i32;
     typedef int8_t s8 __attribute__((vector_size(16)));
+    typedef int16_t s16 __attribute__((vector_size(32)));
     typedef uint16_t u16 __attribute__((vector_size(32)));
     typedef uint32_t u32 __attribute__((vector_size(64)));
 };
