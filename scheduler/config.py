@@ -9,7 +9,7 @@ from typing import Literal, get_args
 MAX_STEP_DRAFTS = 32
 """Drafts in a step, of a sequence and of all together: memory is planned for their logits."""
 
-SpeculativeMethod = Literal["ngram"]
+SpeculativeMethod = Literal["ngram", "suffix"]
 SPECULATIVE_METHODS: tuple[str, ...] = get_args(SpeculativeMethod)
 
 
@@ -20,16 +20,28 @@ class SpeculativeConfig:
     method: SpeculativeMethod
     num_speculative_tokens: int
     """The most drafts of a sequence in a step; how many are worth it is found out."""
-    prompt_lookup_max: int = 8
-    prompt_lookup_min: int = 2
-    """The longest and the shortest run of tokens that is looked for in the text before."""
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+    """ngram: the longest and the shortest run of tokens that is looked for in the text before."""
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
         if not 1 <= self.num_speculative_tokens <= MAX_STEP_DRAFTS:
             raise ValueError(f"num_speculative_tokens must be from 1 to {MAX_STEP_DRAFTS}")
-        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= 64:
+        if not 1 <= self.lookup_min <= self.lookup_max <= 64:
             raise ValueError("prompt_lookup_min must be from 1 to prompt_lookup_max, and that at most 64")
+        if self.method != "ngram" and not self.prompt_lookup_min is self.prompt_lookup_max is None:
+            raise ValueError("prompt_lookup_min and prompt_lookup_max are for the method ngram")
+
+    @property
+    def lookup_max(self) -> int:
+        """prompt_lookup_max, or its default."""
+        return 8 if self.prompt_lookup_max is None else self.prompt_lookup_max
+
+    @property
+    def lookup_min(self) -> int:
+        """prompt_lookup_min, or its default."""
+        return min(2, self.lookup_max) if self.prompt_lookup_min is None else self.prompt_lookup_min
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

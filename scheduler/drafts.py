@@ -2,39 +2,55 @@
 
 from scheduler.config import SpeculativeConfig
 from scheduler.guesses import Guesses, go_on
+from scheduler.history import History
 from scheduler.lookup import NOWHERE, TextIndex
 from scheduler.plan import ints
 from scheduler.sequence import Sequence
-from scheduler.speculation import NO_PROPOSAL, Drafter, Proposal
+from scheduler.speculation import Drafter, Proposal
+
+SUFFIX_LEAST, SUFFIX_MOST = 2, 32
+"""Tokens that a run must have to be found by `suffix`, and those that are long enough."""
 
 
-class NgramDrafter:
-    """Prompt lookup (Saxena 2023): the tokens at the end of a text stood before, in the prompt or in the output, and
-    what followed them there is the guess."""
+class LookupDrafter:
+    """The tokens at the end of a text stood before, and what followed them there is the guess.
 
-    def __init__(self, config: SpeculativeConfig) -> None:
-        self._most, self._least = config.prompt_lookup_max, config.prompt_lookup_min
-        self._num_tokens = config.num_speculative_tokens
+    In the prompt or in the output it is prompt lookup (Saxena 2023); with a history, in what the same tenant's recent
+    requests were answered as well, it is suffix decoding (Oliaro et al., arXiv 2411.04975).
+    """
+
+    def __init__(self, num_tokens: int, least: int, most: int, history: History | None = None) -> None:
+        """Guesses `num_tokens` behind runs of `least` tokens or more; those of `most` are long enough."""
+        self._num_tokens, self._least, self._most, self._history = num_tokens, least, most, history
 
     def propose(self, seq: Sequence) -> Proposal:
-        """A few microseconds."""
-        text = seq.tokens
-        guesses = seq.guesses
+        """What followed the longest run; of equal ones that in the sequence's own text. Takes a few microseconds."""
+        text, guesses = seq.tokens, seq.guesses
         if guesses is None:
             guesses = seq.guesses = Guesses(TextIndex(self._least, seq.image_end))
         guesses.judge(text)
         guesses.index.extend(text, len(text) - 1)
-        place, _ = guesses.index.find(text, text[-self._most :])
-        guesses.tokens, guesses.position = ints(), len(text)
-        if place == NOWHERE:
-            return NO_PROPOSAL
-        guesses.tokens = go_on(text, place, self._num_tokens)
-        return Proposal(guesses.tokens, guesses.rate)
+        tail = text[-self._most :]
+        place, length = guesses.index.find(text, tail)
+        tokens = ints() if place == NOWHERE else go_on(text, place, self._num_tokens)
+        if self._history is not None:
+            for outputs in self._history.of(seq.request.cache_salt):
+                place, longer = outputs.index.find(outputs.text, tail)
+                if longer > length:
+                    tokens, length = outputs.following(place, self._num_tokens), longer
+        guesses.tokens, guesses.position = tokens, len(text)
+        return Proposal(tokens, guesses.rate)
 
     def finish(self, seq: Sequence) -> None:
-        """Nothing is kept."""
+        """What was answered may be answered again."""
+        if self._history is not None and seq.num_outputs > 0:
+            self._history.add(seq.request.cache_salt, seq.tokens[seq.num_prompt :])
 
 
 def make_drafter(config: SpeculativeConfig | None) -> Drafter | None:
     """As configured; None guesses nothing."""
-    return None if config is None else NgramDrafter(config)
+    if config is None:
+        return None
+    if config.method == "suffix":
+        return LookupDrafter(config.num_speculative_tokens, SUFFIX_LEAST, SUFFIX_MOST, History(SUFFIX_LEAST))
+    return LookupDrafter(config.num_speculative_tokens, config.lookup_min, config.lookup_max)

@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol
 
 from scheduler.config import MAX_STEP_DRAFTS
 from scheduler.kv_blocks import KVBlocks
-from scheduler.plan import ints
 from scheduler.plan_builder import NO_DRAFTS
 from scheduler.request import TokenEvent
 from scheduler.sequence import Sequence
@@ -41,9 +40,6 @@ class Proposal(NamedTuple):
     """int32"""
     rate: float
     """How likely each is to hold when those before it do."""
-
-
-NO_PROPOSAL = Proposal(ints(), 0.0)
 
 
 class Drafter(Protocol):

@@ -76,8 +76,8 @@ def test_speculation_is_configured_in_the_spelling_of_vllm(tmp_path: Path) -> No
     [
         ("ngram", "is not a JSON object"),
         ("[1]", "is not a JSON object"),
-        ('{"method": "medusa", "num_speculative_tokens": 4}', "method 'medusa' is not one of ngram"),
-        ('{"num_speculative_tokens": 4}', "method 'None' is not one of ngram"),
+        ('{"method": "medusa", "num_speculative_tokens": 4}', "method 'medusa' is not one of ngram, suffix"),
+        ('{"num_speculative_tokens": 4}', "method 'None' is not one of ngram, suffix"),
         ('{"method": "ngram"}', "missing required field `num_speculative_tokens`"),
         ('{"method": "ngram", "num_speculative_tokens": 4, "model": "x"}', "'model' is unknown"),
         ('{"method": "ngram", "num_speculative_tokens": true}', "Expected `int`, got `bool`"),

@@ -26,6 +26,7 @@ ALONE = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=512, enable_prefi
 TOGETHER = SchedulerConfig(max_num_seqs=33, max_num_batched_tokens=256, block_size=4, max_queued_requests=1000)
 PRESSED = replace(TOGETHER, max_num_seqs=6, block_size=1)
 NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=6, prompt_lookup_min=1)
+SUFFIX = SpeculativeConfig(method="suffix", num_speculative_tokens=6)
 
 
 class Scripted:
@@ -119,6 +120,15 @@ def test_ngram(model: LoadedModel, requests: list[Request], alone: dict[int, Out
     session = Session(model, replace(config, speculative_config=NGRAM), num_blocks)
     assert session.run(requests) == alone
     assert config is TOGETHER or session.scheduler.stats().speculation.draft_tokens > 20
+
+
+def test_suffix(model: LoadedModel, requests: list[Request], alone: dict[int, Outcome]) -> None:
+    """The second time everything has been answered before."""
+    session = Session(model, replace(ALONE, speculative_config=SUFFIX), 16)
+    assert session.run(requests) == alone
+    first = session.scheduler.stats().speculation
+    assert session.run(requests) == alone
+    assert session.scheduler.stats().speculation.accepted_tokens - first.accepted_tokens > 100
 
 
 def test_int8_cache(model: LoadedModel, requests: list[Request]) -> None:

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from scheduler.config import MAX_STEP_DRAFTS, SpeculativeConfig
-from scheduler.drafts import NgramDrafter
+from scheduler.drafts import LookupDrafter
 from scheduler.plan import FAILED_TOKEN, RowLogprobs, floats, ints
 from scheduler.request import FinishReason, SamplingParams
 from scheduler.scheduler import Scheduler
@@ -244,8 +244,31 @@ def test_drafts_that_never_hit_are_given_up_and_found_again() -> None:
     assert max(drafted[-10:]) == 4
 
 
+def _answered(scheduler: Scheduler, seq_id: int, text: list[int], salt: bytes = b"") -> list[int]:
+    """A request of five tokens of its own, answered with `text`; tokens of each step after the prompt's."""
+    scheduler.add(ask(seq_id, cache_salt=salt, max_tokens=len(text)), 0.0)
+    known, counts = 0, []
+    while (plan := scheduler.plan(0.0)) is not None:
+        counts.append(len(plan.token_ids))
+        rows = len(plan.sample.rows)
+        scheduler.commit(answer(plan, (text + [0] * rows)[known : known + rows]), 0.0)
+        known += sum(len(event.token_ids) for event in scheduler.take_events())
+    return counts[1:]
+
+
+def test_suffix_drafts_what_the_same_tenant_was_answered_before() -> None:
+    scheduler = make(config=with_config(speculative_config=replace(NGRAM, method="suffix")), num_blocks=1000)
+    text = list(range(100, 130))
+    assert _answered(scheduler, 0, text) == [1] * 29
+    assert _answered(scheduler, 1, text, b"another") == [1] * 29
+    again = _answered(scheduler, 2, text)
+    assert again[:3] == [1, 3, 5]  # two tokens are needed to find it
+    assert len(again) == 7
+    assert len(_answered(scheduler, 3, text, b"another")) == 7
+
+
 def test_images_are_no_drafts() -> None:
-    drafter = NgramDrafter(NGRAM)
+    drafter = LookupDrafter(4, 2, 8)
     request = show(0, [1, 2, A, 1, 2], pixels=False)
     seq = Sequence(request=request, arrival=0, deadline=0.0, max_total=99, tokens=request.prompt_ids[:])
     seq.image_end = 10
@@ -279,8 +302,9 @@ def test_drafter_hears_of_every_end() -> None:
         ({"prompt_lookup_min": 0}, "prompt_lookup_min must be from 1"),
         ({"prompt_lookup_min": 9}, "prompt_lookup_min must be from 1 to prompt_lookup_max"),
         ({"prompt_lookup_max": 65}, "at most 64"),
+        ({"method": "suffix", "prompt_lookup_max": 4}, "are for the method ngram"),
     ],
 )
-def test_configuration_is_checked(changes: dict[str, int], message: str) -> None:
+def test_configuration_is_checked(changes: dict[str, int | str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(NGRAM, **changes)  # type: ignore[arg-type]
