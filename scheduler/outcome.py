@@ -40,6 +40,13 @@ def take_tokens(seq: Sequence, sampled: "array[int]", drafts: "array[int]") -> t
     return count + 1, False
 
 
+def failure(seq: Sequence) -> tuple[FinishReason, str]:
+    """How a sequence ends of which no token could be sampled: (reason, message)."""
+    if seq.request.sampling.grammar:
+        return FinishReason.DEAD_END, "no token is left that the grammar allows and that is not banned"
+    return FinishReason.ERROR, "the model's output was not finite"
+
+
 def token_event(seq: Sequence, sampled: RowLogprobs, row: int, count: int, num_drafts: int) -> TokenEvent:
     """The event of the newest `count` tokens, sampled by the rows from `row` on; the first one also tells about the
     prompt."""

@@ -20,6 +20,8 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     TIMEOUT = "timeout"
     ERROR = "error"
+    DEAD_END = "dead_end"
+    """The request's own grammar and bans left no token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import inf
 
+from scheduler.masks import TokenMasks
 from scheduler.plan import SampleRows, ScoreRows, floats, ints, uints
 from scheduler.request import SamplingParams
 from scheduler.sequence import Sequence
@@ -18,11 +19,11 @@ Bias = tuple[tuple[int, float], ...]
 
 
 def _banned_tokens(sampling: SamplingParams, outputs: "tuple[int, ...]", num_outputs: int) -> list[int]:
-    """Tokens that may not come next: end tokens before min_tokens, and the last token of a bad word whose others are
-    the newest outputs. `outputs` holds at least as many of the newest of the `num_outputs` output tokens as the
-    longest bad word needs."""
+    """Tokens that may not come next: end tokens before min_tokens (a mask sees to that itself), and the last token of a
+    bad word whose others are the newest outputs. `outputs` holds at least as many of the newest of the `num_outputs`
+    output tokens as the longest bad word needs."""
     banned: list[int] = []
-    if num_outputs < sampling.min_tokens:
+    if num_outputs < sampling.min_tokens and not sampling.grammar:
         banned += sampling.eos_token_ids
         banned += sampling.stop_token_ids
     for word in sampling.bad_words:
@@ -77,10 +78,12 @@ class SampledRows:
     """Makes the `SampleRows` of step after step. What follows from parameters is kept from the step before, in which
     mostly the same sequences were sampled; the sequences, which hold their images' pixels, are not."""
 
-    def __init__(self) -> None:
+    def __init__(self, masks: TokenMasks | None) -> None:
+        """`masks` is needed by sequences with a grammar."""
+        self._masks = masks
         self._params: list[SamplingParams] = []
         self._fixed = SampleRows()
-        self._have_penalties = self._have_biases = False
+        self._have_penalties = self._have_biases = self._have_grammars = False
 
     def of_step(self, seqs: list[Sequence], drafts: "list[array[int]]", rows: "array[int]") -> SampleRows:
         """Row r samples what follows the tokens of seqs[r] and drafts[r], from the logits of the step's token rows[r],
@@ -90,12 +93,16 @@ class SampledRows:
             self._params, self._fixed = params, _fixed_columns(params)
             self._have_penalties = any(map(_has_penalty, params))
             self._have_biases = any(map(_has_bias, params))
+            self._have_grammars = any(sampling.grammar for sampling in params)
         counter = [len(seq.tokens) + len(before) - seq.num_prompt for seq, before in zip(seqs, drafts, strict=True)]
         sample = replace(self._fixed, rows=rows, counter=uints(counter))
         if self._have_penalties:
             sample = _with_histories(sample, seqs, drafts)
         if self._have_biases:
             sample = _with_biases(sample, seqs, drafts)
+        if self._have_grammars:
+            assert self._masks is not None, "a grammar, and nobody who knows it"
+            sample = _with_masks(sample, seqs, drafts, self._masks)
         return sample
 
 
@@ -124,6 +131,27 @@ def _with_biases(sample: SampleRows, seqs: list[Sequence], drafts: "list[array[i
         bias_values=floats([value for bias in biases for _, value in bias]),
         bias_offsets=ints([*accumulate(map(len, biases), initial=0)]),
     )
+
+
+def _with_masks(sample: SampleRows, seqs: list[Sequence], drafts: "list[array[int]]", masks: TokenMasks) -> SampleRows:
+    mask_rows, words = [], ints()
+    for row, (seq, before) in enumerate(zip(seqs, drafts, strict=True)):
+        if seq.request.sampling.grammar:
+            mask_rows.append(row)
+            words.frombytes(_mask(seq, before, masks))
+    return replace(sample, mask_rows=ints(mask_rows), masks=words)
+
+
+def _mask(seq: Sequence, drafts: "array[int]", masks: TokenMasks) -> bytes | bytearray:
+    """What the grammar allows, without end tokens before min_tokens, unless the output has to end."""
+    sampling = seq.request.sampling
+    allowed = masks.next_tokens(seq.request.seq_id, seq.tokens, seq.num_prompt, drafts)
+    if seq.num_outputs + len(drafts) >= sampling.min_tokens:
+        return allowed
+    longer = bytearray(allowed)
+    for token in (*sampling.eos_token_ids, *sampling.stop_token_ids):
+        longer[token // 8] &= ~(1 << token % 8)
+    return longer if any(longer) else allowed
 
 
 def add_score_rows(score: ScoreRows, seq: Sequence, num_tokens: int, row: int) -> int:

@@ -16,7 +16,8 @@ from scheduler.encoder_cache import NO_ENCODER, EncoderLimits
 from scheduler.images import ImagePlanner
 from scheduler.invariants import check_queues
 from scheduler.kv_blocks import KVBlocks
-from scheduler.outcome import logprob_at, take_tokens, token_event, whereabouts
+from scheduler.masks import TokenMasks
+from scheduler.outcome import failure, logprob_at, take_tokens, token_event, whereabouts
 from scheduler.plan import StepPlan, StepResult
 from scheduler.plan_builder import PlanBuilder, Planned
 from scheduler.request import FinishReason, Request, TokenEvent
@@ -28,7 +29,7 @@ from scheduler.stats import Counters, SchedulerStats
 
 class Scheduler:
     """Schedules sequences on `num_blocks` KV blocks for a model of at most `max_model_len` tokens, and their images
-    within the limits of `encoder`."""
+    within the limits of `encoder`. `masks` knows the grammars of those that have one."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Scheduler:
         num_blocks: int,
         max_model_len: int,
         encoder: EncoderLimits = NO_ENCODER,
+        masks: TokenMasks | None = None,
         drafter: Drafter | None = None,
     ) -> None:
         """`drafter` is one for tests, in place of the configured one."""
@@ -49,12 +51,10 @@ class Scheduler:
         self._live: dict[int, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._sampled = SampledRows()
+        self._sampled = SampledRows(masks)
         self._speculation = Speculation(drafter or make_drafter(config.speculative_config))
         self._planned: list[Planned] = []
-        self._step_id = 0
-        self._next_arrival = 0
-        self._live_prompt_tokens = 0
+        self._step_id = self._next_arrival = self._live_prompt_tokens = 0
         self._earliest_deadline = inf
         self._events: list[TokenEvent] = []
         self._counters = Counters()
@@ -254,7 +254,7 @@ class Scheduler:
             self._add_tokens(seq, count, token_event(seq, result.sampled, row, count, len(drafts)))
         if failed and seq.status is Status.RUNNING:
             self._kv.distrust(seq)
-            self._end(seq, FinishReason.ERROR, "the model's output was not finite")
+            self._end(seq, *failure(seq))
 
     def _add_tokens(self, seq: Sequence, count: int, event: TokenEvent) -> None:
         """The sequence has `count` new tokens, of which all but the last were drafts."""

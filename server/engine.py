@@ -9,6 +9,8 @@ import os
 import sys
 import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import zmq
 
@@ -18,26 +20,42 @@ from model_runtime.memory import PlanError
 from model_runtime.weights.errors import CheckpointError
 from scheduler.config import SchedulerConfig
 from scheduler.encoder_cache import EncoderLimits
+from scheduler.masks import TokenMasks
 from scheduler.request import Request, SchedulerError, TokenEvent, TokenLogprob
 from scheduler.scheduler import Scheduler
 from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
 from server.config import ServeConfig
+from server.grammar.errors import GrammarError
+from server.grammar.matchers import Matchers
+from server.grammar.vocabulary import Vocabulary
 from server.models import resolve_model
+from server.prompt.image_source import load_tokenizer_for, read_images
+from server.prompt.vocabulary import vocabulary_of
 from server.wire_submit import unpack_images
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.25
+COMPILE_POLL_MS = 2
+"""How often a loop without other work looks whether a grammar is compiled."""
 NICENESS = 5
 """Added to the engine's priority value, so that the gateway answers promptly while every core computes."""
 
 
 class EngineLoop:
-    """Scheduler and executor joined to a socket."""
+    """Scheduler and executor joined to a socket. `matchers` is the scheduler's."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]", scheduler: Scheduler, executor: Executor, generation: int) -> None:
+    def __init__(
+        self,
+        socket: "zmq.Socket[bytes]",
+        scheduler: Scheduler,
+        executor: Executor,
+        matchers: Matchers,
+        generation: int,
+    ) -> None:
         self._socket, self._scheduler, self._executor, self._generation = socket, scheduler, executor, generation
+        self._matchers = matchers
         self._refusals: list[wire.Event] = []
         self._last_publish = 0.0
         self._last_step_time = 0.0
@@ -48,6 +66,7 @@ class EngineLoop:
         self._greet()
         while True:
             self._drain_inbox()
+            self._add_compiled()
             plan = self._scheduler.plan(time.monotonic())
             if plan is not None:
                 result = self._executor.execute(plan)
@@ -71,7 +90,7 @@ class EngineLoop:
     def _drain_inbox(self) -> None:
         """Take every waiting message; with nothing to do, wait for one until the next heartbeat."""
         if not self._scheduler.has_work():
-            self._socket.poll(int(HEARTBEAT_SECONDS * 1000))
+            self._socket.poll(COMPILE_POLL_MS if self._matchers.busy else int(HEARTBEAT_SECONDS * 1000))
         while self._socket.poll(0):
             frame, *pixels = self._socket.recv_multipart()
             message = wire.decode_to_engine(frame)
@@ -81,6 +100,7 @@ class EngineLoop:
             if pixels:
                 raise wire.WireError(f"{len(pixels)} frames follow a message that has none")
             for seq_id in message.seq_ids:
+                self._matchers.forget(seq_id)
                 self._scheduler.abort(seq_id)
 
     def _add(self, message: wire.Submit, pixels: list[bytes]) -> None:
@@ -94,15 +114,36 @@ class EngineLoop:
             leader=message.leader,
             images=unpack_images(message, pixels),
         )
+        if request.sampling.grammar:
+            self._matchers.prepare(request)
+        else:
+            self._accept(request)
+
+    def _add_compiled(self) -> None:
+        """The requests whose grammar was compiled meanwhile."""
+        for request, error in self._matchers.take_ready():
+            if error is None:
+                self._accept(request)
+            else:
+                self._refuse(request, error)
+
+    def _accept(self, request: Request) -> None:
         try:
             self._scheduler.add(request, time.monotonic())
         except SchedulerError as error:
-            refusal = wire.Event(message.seq_id, refusal=type(error).__name__, message=str(error))
-            self._refusals.append(refusal)
+            self._refuse(request, error)
+
+    def _refuse(self, request: Request, error: SchedulerError | GrammarError) -> None:
+        self._matchers.forget(request.seq_id)
+        self._refusals.append(wire.Event(request.seq_id, refusal=type(error).__name__, message=str(error)))
 
     def _publish(self) -> None:
         """Send what happened; without events, send statistics as a sign of life when one is due."""
-        events = self._refusals + [_to_wire(event) for event in self._scheduler.take_events()]
+        happened = self._scheduler.take_events()
+        for event in happened:
+            if event.finish_reason is not None:
+                self._matchers.forget(event.seq_id)
+        events = self._refusals + [_to_wire(event) for event in happened]
         self._refusals = []
         now = time.monotonic()
         if events:
@@ -119,7 +160,7 @@ class EngineLoop:
             generation=self._generation,
             step_id=self._steps,
             last_step_time=self._last_step_time,
-            busy=self._scheduler.has_work(),
+            busy=self._scheduler.has_work() or self._matchers.busy,
             running=stats.running,
             waiting=stats.waiting,
             free_blocks=stats.free_blocks + stats.cached_blocks,
@@ -158,7 +199,13 @@ def _to_wire(event: TokenEvent) -> wire.Event:
     )
 
 
-def make_scheduler(config: SchedulerConfig, info: RuntimeInfo) -> Scheduler:
+def read_vocabulary(model_path: Path, info: RuntimeInfo) -> Vocabulary:
+    """The tokens that a model writes. Raises GrammarError for a model that cannot end an output."""
+    tokenizer = load_tokenizer_for(model_path, read_images(model_path))
+    return vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids)
+
+
+def make_scheduler(config: SchedulerConfig, info: RuntimeInfo, masks: TokenMasks | None = None) -> Scheduler:
     """The scheduler for a loaded model, within what was learned while loading it."""
     return Scheduler(
         replace(config, max_num_batched_tokens=info.max_num_batched_tokens, block_size=info.block_size),
@@ -170,15 +217,19 @@ def make_scheduler(config: SchedulerConfig, info: RuntimeInfo) -> Scheduler:
             max_image_pixels=info.max_image_pixels,
             whole_spans=info.whole_span > 0,
         ),
+        masks=masks,
     )
 
 
-def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> tuple[Scheduler, Executor]:
+def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> EngineLoop:
     def progress(stage: str, fraction: float) -> None:
         socket.send(wire.encode(wire.Loading(generation, stage, fraction)))
 
-    executor = load_executor(resolve_model(config.model).path, config.runtime, config.scheduler, progress)
-    return make_scheduler(config.scheduler, executor.info), executor
+    path = resolve_model(config.model).path
+    executor = load_executor(path, config.runtime, config.scheduler, progress)
+    matchers = Matchers(partial(read_vocabulary, path, executor.info))
+    scheduler = make_scheduler(config.scheduler, executor.info, matchers)
+    return EngineLoop(socket, scheduler, executor, matchers, generation)
 
 
 def main() -> None:
@@ -192,11 +243,11 @@ def main() -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
     socket.connect(socket_address(start.run_dir))
     try:
-        scheduler, executor = _load(start.config, socket, generation)
+        loop = _load(start.config, socket, generation)
     except (CheckpointError, PlanError) as error:
         print(f"firstlight: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)
-    EngineLoop(socket, scheduler, executor, generation).run()
+    loop.run()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ sent, as the error event of a stream (`server/api/sse.py`). Broken invariants ar
 """
 
 from scheduler.request import FinishReason, NeverFits, QueueFull
+from server.grammar.errors import GrammarError
 from vision.errors import ImageError, ImageTooLarge
 
 MAX_MESSAGE = 300
@@ -44,6 +45,10 @@ class ApiError(Exception):
 
 class BadRequest(ApiError):
     """400: the client can mend it."""
+
+
+class DeadEnd(ApiError):
+    """400: an output came to where its grammar and the request's bans leave no token."""
 
 
 class Unauthorized(ApiError):
@@ -180,6 +185,8 @@ def from_engine(kind: str | None, message: str) -> ApiError | None:
 _FROM_ENGINE: dict[str | None, type[ApiError]] = {
     NeverFits.__name__: BadRequest,
     QueueFull.__name__: Overloaded,
+    GrammarError.__name__: BadRequest,
+    FinishReason.DEAD_END: DeadEnd,
     FinishReason.TIMEOUT: DeadlineExceeded,
     FinishReason.ERROR: InternalError,
     FinishReason.ABORT: Unavailable,

@@ -1,14 +1,14 @@
-"""What the whole output of a request must look like, as clients say it. Made by schemas, read by `lark.py`. Pure."""
+"""What the output of a request must look like, as clients say it, and who checks that. Made by `server/schema`."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 Kind: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """Checked by `checker.Checker` in the API process, which makes Lark of it for the engine."""
+    """Turned into Lark for the engine by a `Checker`."""
 
     kind: Kind
     text: str = ""
@@ -16,3 +16,12 @@ class Grammar:
     notation; JSON with `structures` (each begin, schema, end) and `triggers`."""
     param: str = "structured_outputs"
     """The field of the request that it came from, for errors."""
+
+
+class Checker(Protocol):
+    """Implemented by `checker.py`, and by tests."""
+
+    async def lark(self, grammar: Grammar) -> str:
+        """The grammar as `SamplingParams` has it. Raises ApiError: BadRequest that names the place, where it cannot be
+        obeyed."""
+        ...
