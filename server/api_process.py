@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 import uvloop
@@ -21,10 +22,14 @@ from server.app import create_app
 from server.child import EXIT_BAD_CONFIGURATION, ChildStart, socket_address, start_child
 from server.client import EngineClient, bind
 from server.config import ProcessConfig
+from server.grammar.checker import ProcessChecker
+from server.grammar.vocabulary import Vocabulary
 from server.http_protocol import bounded_protocol
 from server.images import ImagePipeline
 from server.models import resolve_model
 from server.prompt.image_source import load_tokenizer_for, read_images
+from server.prompt.tokenizer import Tokenizer
+from server.prompt.vocabulary import vocabulary_of
 
 KEEP_ALIVE_SECONDS = 75
 LISTEN_BACKLOG = 2048
@@ -46,6 +51,11 @@ def _listen(config: ProcessConfig) -> socket.socket:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _vocabulary(tokenizer: Tokenizer, client: EngineClient) -> Vocabulary:
+    """Raises Unavailable before the first engine was ready, GrammarError for a model that cannot end an output."""
+    return vocabulary_of(tokenizer, client.info.vocab_size, client.info.eos_token_ids)
 
 
 class _Server(uvicorn.Server):
@@ -84,7 +94,8 @@ class Gateway:
         preprocessor = read_images(model.path)
         tokenizer = load_tokenizer_for(model.path, preprocessor)
         self._images = None if preprocessor is None else ImagePipeline(preprocessor, config.images)
-        app = create_app(config.gateway, self._client, tokenizer, model.name, self._images)
+        self._grammars = ProcessChecker(partial(_vocabulary, tokenizer, self._client))
+        app = create_app(config.gateway, self._client, tokenizer, model.name, self._grammars, self._images)
         self._listener = listener
         self._server = _Server(
             uvicorn.Config(
@@ -122,6 +133,7 @@ class Gateway:
         receiving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await receiving
+        await self._grammars.aclose()
         if self._images is not None:
             await self._images.aclose()
 

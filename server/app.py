@@ -16,6 +16,7 @@ from server.door import Door
 from server.errors import ApiError, InternalError, MethodNotAllowed, NotFound
 from server.gateway_config import GatewayConfig
 from server.generation import Engine
+from server.grammar.grammar import Checker
 from server.held_body import BodyBudget
 from server.images import ImagePipeline
 from server.metrics import Metrics
@@ -34,6 +35,7 @@ def create_app(
     engine: Engine,
     tokenizer: Tokenizer,
     model_name: str,
+    grammars: Checker,
     images: ImagePipeline | None = None,
 ) -> FastAPI:
     """`model_name` is what the model is called unless the configuration names it; `images` is None for a model that
@@ -54,6 +56,7 @@ def create_app(
         prompts=prompts,
         forms=OutputForms(prompts, config.tool_call_parser),
         images=images,
+        grammars=grammars,
         metrics=Metrics(engine, names[0]),
         responses=ResponseStore(
             max_count=config.max_stored_responses,

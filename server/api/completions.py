@@ -20,7 +20,7 @@ from server.api.render import (
     to_json,
     usage_document,
 )
-from server.api.submit import Prepared, answer, start
+from server.api.submit import Prepared, answer, checked_grammar, start
 from server.choice import Delta
 from server.prompt.options import keep_last
 from server.prompt.tokenizer import Tokenizer
@@ -38,8 +38,9 @@ async def completions(request: Request) -> Response:
     body, ignored = await read_body(request, gateway, CompletionBody)
     body.check_together(gateway.config.max_sequences_per_request)
     gateway.check_model(body.model)
+    grammar = await checked_grammar(gateway, body.grammar)
     prompts = await _prepared(gateway, body)
-    generation = start(gateway, record_of(request), body, prompts, admission_of(request))
+    generation = start(gateway, record_of(request), body, prompts, admission_of(request), grammar)
     renderer = CompletionRenderer(body, record_of(request).request_id, gateway.tokenizer)
     return await answer(request, generation, renderer, stream=bool(body.stream), ignored=ignored)
 

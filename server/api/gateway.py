@@ -9,6 +9,7 @@ from starlette.requests import Request
 from server.errors import NotFound
 from server.gateway_config import GatewayConfig
 from server.generation import Admission, Engine
+from server.grammar.grammar import Checker
 from server.held_body import HeldBody
 from server.images import ImagePipeline
 from server.metrics import Metrics
@@ -29,6 +30,7 @@ class Gateway:
     forms: OutputForms
     images: ImagePipeline | None
     """None for a model that takes no images."""
+    grammars: Checker
     metrics: Metrics
     responses: ResponseStore
     model_names: tuple[str, ...]

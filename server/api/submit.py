@@ -16,6 +16,7 @@ from server.api.render import Renderer, to_json
 from server.api.sse import EventStream
 from server.choice import Prompt
 from server.generation import Admission, GenerationRequest
+from server.grammar.grammar import Grammar
 from server.metrics import RequestMeter
 from server.middleware import RequestRecord
 from server.output import PLAIN, OutputForm
@@ -39,12 +40,22 @@ class Prepared:
     """How its outputs are read."""
 
 
+async def checked_grammar(gateway: Gateway, grammar: Grammar | None) -> str:
+    """As `start` takes it. Raises BadRequest for one that cannot be obeyed."""
+    return "" if grammar is None else await gateway.grammars.lark(grammar)
+
+
 def start(
-    gateway: Gateway, record: RequestRecord, body: GenerationBody, prompts: list[Prepared], admission: Admission
+    gateway: Gateway,
+    record: RequestRecord,
+    body: GenerationBody,
+    prompts: list[Prepared],
+    admission: Admission,
+    grammar: str,
 ) -> Generation:
     """Hand the prompts to the engine, all or none. Raises BadRequest, Overloaded or Unavailable."""
     record.request_id = body.request_id or record.request_id
-    sampling = _sampling(gateway, body)
+    sampling = replace(_sampling(gateway, body), grammar=grammar)
     made = [_prompt(gateway, body, sampling, prompt) for prompt in prompts]
     streams = gateway.engine.submit([prompt.request for prompt in made], admission)
     record.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from server.errors import BadRequest, Overloaded, Unavailable
+from server.grammar.errors import GrammarError
 from server.grammar.frames import LENGTH_BYTES, Verdict, pack
 from server.grammar.grammar import Grammar
 from server.grammar.vocabulary import Vocabulary
@@ -30,7 +31,7 @@ class ProcessChecker:
     """Implements `grammar.Checker`. Close it with `aclose()`."""
 
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
-        """`read_vocabulary` is called when the first grammar comes; it may raise ApiError."""
+        """`read_vocabulary` is called when the first grammar comes; it may raise ApiError or GrammarError."""
         self._read_vocabulary = read_vocabulary
         self._start: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._turn = asyncio.Lock()
@@ -62,7 +63,10 @@ class ProcessChecker:
             return await self._ask(grammar)
 
     async def _ask(self, grammar: Grammar) -> Verdict:
-        process = await self._started()
+        try:
+            process = await self._started()
+        except GrammarError as error:
+            return Verdict(error=str(error))
         try:
             verdict = await _answer(process, pack(grammar), CHECK_SECONDS)
         except TimeoutError:
@@ -77,7 +81,7 @@ class ProcessChecker:
         return verdict
 
     async def _started(self) -> asyncio.subprocess.Process:
-        """The process, ready. Raises Unavailable."""
+        """The process, ready. Raises Unavailable, GrammarError for a model that no grammar fits."""
         if self._start is None:
             self._start = asyncio.create_task(_start_process(self._read_vocabulary()))
         try:

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_DIGITS = 40
-"""In a row: more than any integer or float of 128 bits has. Those of the last token may exceed it."""
+"""Of a number: more than any integer or float of 128 bits has. Those of the last token may exceed it."""
 _QUOTE, _ESCAPE = b'"\\'
 _DIGITS = b"0123456789"
+_NUMBER = _DIGITS + b".eE+-"
 
 
 @dataclass(slots=True)
 class DigitRun:
-    """What was last written: digits outside of a string, and how many."""
+    """How many digits the number has so far that was last written."""
 
     length: int = 0
     in_string: bool = False
@@ -29,7 +30,10 @@ class DigitRun:
                 self.escaped = True
             elif byte == _QUOTE:
                 self.in_string = not self.in_string
-            self.length = self.length + 1 if byte in _DIGITS and not self.in_string else 0
+            if self.in_string or byte not in _NUMBER:
+                self.length = 0
+            elif byte in _DIGITS:
+                self.length += 1
 
 
 class DigitLimit:

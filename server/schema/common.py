@@ -10,6 +10,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from server.errors import BadRequest
+from server.grammar.grammar import Grammar
+from server.schema.structured import ResponseFormat, StructuredOutputs
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_STRINGS = 4
@@ -124,6 +126,15 @@ class GenerationBody(SamplingFields, RequestBody):
         default=None, ge=-1, le=INT32_MAX, description="keep the prompt's last tokens; -1: as many as fit"
     )
     user: str | None = Field(default=None, max_length=1024)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the output must look like."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.as_grammar
+        return None if self.response_format is None else self.response_format.grammar
 
     @property
     def token_limit(self) -> int | None:
@@ -156,6 +167,7 @@ class GenerationBody(SamplingFields, RequestBody):
             raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise BadRequest("prompt_logprobs are not available in a stream.", param="prompt_logprobs")
+        self._check_grammar()
         limit = self.token_limit
         if self.min_tokens is not None and limit is not None and self.min_tokens > limit:
             raise BadRequest(
@@ -166,6 +178,12 @@ class GenerationBody(SamplingFields, RequestBody):
                 f"The number of prompts times n must not exceed {max_sequences}.",
                 param="prompt" if self.num_prompts > max_sequences else "n",
             )
+
+    def _check_grammar(self) -> None:
+        if self.structured_outputs is not None and self.response_format is not None:
+            raise BadRequest("Give either response_format or structured_outputs.", param="structured_outputs")
+        if self.ignore_eos and self.grammar is not None:
+            raise BadRequest("ignore_eos is not allowed with an output that has an end.", param="ignore_eos")
 
 
 Body = TypeVar("Body", bound=RequestBody)

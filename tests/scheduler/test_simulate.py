@@ -26,7 +26,7 @@ def test_ten_thousand_random_steps() -> None:
     summary = simulate(10_000, seed=1)
     assert time.process_time() - start < 10
     assert summary.steps >= 10_000
-    assert set(summary.finished) == set(FinishReason)
+    assert set(summary.finished) == set(FinishReason) - {FinishReason.DEAD_END}  # no grammars
     assert summary.finished.total() == summary.accepted > 1000
     assert summary.preemptions > 100
     assert summary.prefix_hits > 1000
@@ -39,7 +39,7 @@ def test_ten_thousand_random_steps_with_images() -> None:
     start = time.process_time()
     summary = simulate(10_000, seed=1, with_images=True)
     assert time.process_time() - start < 15  # five or six on a machine that does nothing else
-    assert set(summary.finished) == set(FinishReason)
+    assert set(summary.finished) == set(FinishReason) - {FinishReason.DEAD_END}  # no grammars
     assert summary.finished.total() == summary.accepted > 1000
     assert summary.images_encoded > 500
     assert summary.encoder_hits > 500

@@ -13,11 +13,15 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from model_runtime.config import RuntimeInfo
 from server.app import create_app
-from server.errors import ApiError, Overloaded
+from server.errors import ApiError, BadRequest, Overloaded
 from server.gateway_config import GatewayConfig
 from server.generation import Admission, GenerationRequest, RequestStream
+from server.grammar.compiler import token_trie
+from server.grammar.grammar import Grammar
+from server.grammar.worker import verdict_on
 from server.prompt.source import TokenizerSource
 from server.prompt.tokenizer import Tokenizer
+from server.prompt.vocabulary import vocabulary_of
 from server.wire import Event, Logprob, Stats
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -224,6 +228,20 @@ class FakeEngine:
         return list(started)
 
 
+class LocalChecker:
+    """Checks grammars in this process."""
+
+    def __init__(self, tokenizer: Tokenizer = TOKENIZER) -> None:
+        self.vocabulary = vocabulary_of(tokenizer, tokenizer.vocab_size, [EOS])
+        self.trie = token_trie(self.vocabulary)
+
+    async def lark(self, grammar: Grammar) -> str:
+        verdict = verdict_on(grammar, self.vocabulary, self.trie)
+        if verdict.error:
+            raise BadRequest(f"{grammar.param}: {verdict.error}", param=grammar.param)
+        return verdict.lark
+
+
 def make_app(engine: FakeEngine, **options: Any) -> FastAPI:
     """An app over the fake engine."""
-    return create_app(GatewayConfig(**options), engine, TOKENIZER, MODEL)
+    return create_app(GatewayConfig(**options), engine, TOKENIZER, MODEL, LocalChecker())

@@ -18,7 +18,7 @@ from server.prompt.images import ChatPrompt
 from server.prompt.options import ChatOptions
 from server.prompt.tokenizer import Tokenizer
 from tests import vlm_templates as templates
-from tests.server.fakes import MODEL, TEMPLATE, FakeEngine, make_tokenizer
+from tests.server.fakes import MODEL, TEMPLATE, FakeEngine, LocalChecker, make_tokenizer
 from vision.config import Preprocessor
 from vision.placeholders import Markup, NamedTiles, Patches, PatchRows, Tiles
 from vision.preprocess import clip
@@ -143,4 +143,4 @@ def image_app(engine: FakeEngine, name: str = "qwen2_vl", **options: object) -> 
     tokenizer, preprocessor = FAMILIES[name]
     pipeline = FakePipeline(preprocessor)
     config = GatewayConfig(**options)  # type: ignore[arg-type]
-    return create_app(config, engine, tokenizer, MODEL, cast(ImagePipeline, pipeline)), pipeline
+    return create_app(config, engine, tokenizer, MODEL, LocalChecker(), cast(ImagePipeline, pipeline)), pipeline

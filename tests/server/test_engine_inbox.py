@@ -14,7 +14,10 @@ from scheduler.encoder_cache import EncoderLimits
 from scheduler.scheduler import Scheduler
 from server import wire
 from server.engine import EngineLoop
+from server.grammar.matchers import Matchers
+from server.prompt.vocabulary import vocabulary_of
 from server.wire_submit import submits_of, with_images
+from tests.server.fakes import EOS, TOKENIZER
 from tests.server.test_client_images import shows
 from tests.server.test_wire import BLUE, RED
 
@@ -59,8 +62,10 @@ def inbox() -> Iterator[Inbox]:
     gateway.bind("inproc://inbox")
     engine.connect("inproc://inbox")
     limits = EncoderLimits(cache_bytes=10_000, bytes_per_embedding=4)
-    scheduler = Scheduler(SchedulerConfig(), num_blocks=64, max_model_len=256, encoder=limits)
-    yield Inbox(EngineLoop(engine, scheduler, cast(Executor, NoModel), 0), gateway)
+    matchers = Matchers(lambda: vocabulary_of(TOKENIZER, TOKENIZER.vocab_size, [EOS]))
+    scheduler = Scheduler(SchedulerConfig(), num_blocks=64, max_model_len=256, encoder=limits, masks=matchers)
+    loop = EngineLoop(engine, scheduler, cast(Executor, NoModel), matchers, 0)
+    yield Inbox(loop, gateway)
     gateway.close(linger=0)
     engine.close(linger=0)
     context.term()

@@ -24,7 +24,7 @@ from tests.end_to_end.hostile_images import BROKEN, ODD, SHORT, urls
 from tests.end_to_end.neighbour import Neighbour
 from tests.end_to_end.raw_http import Exchange, exchange, run_all
 from tests.server.exchange import call
-from tests.server.fakes import MODEL, FakeEngine
+from tests.server.fakes import MODEL, FakeEngine, LocalChecker
 from tests.server.image_fakes import FAMILIES
 from tests.vision.canary import SITE, Answer, Canary, answer, canary, moved, site
 from tests.vision.pictures import data_url, noise, save
@@ -234,7 +234,7 @@ def test_an_allowed_host_that_misbehaves() -> None:
             for number in range(2, 9):
                 bird.pages[f"/chain/{number}"] = moved(f"/chain/{number + 1}")
             pipeline = ImagePipeline(preprocessor, limits, fetcher=fetcher)
-            app = create_app(GatewayConfig(), FakeEngine(), tokenizer, MODEL, pipeline)
+            app = create_app(GatewayConfig(), FakeEngine(), tokenizer, MODEL, LocalChecker(), pipeline)
             for name, page in MISBEHAVIOUR.items():
                 path = "/" + name.replace(" ", "-")
                 bird.pages[path] = page.replace(b"{port}", b"%d" % bird.port) if isinstance(page, bytes) else page
