@@ -22,11 +22,12 @@ _PARAMS = {
 
 @contextmanager
 def errors_about(params: Mapping[str, str]) -> Iterator[None]:
-    """Errors that name a chat parameter name the client's instead."""
+    """Errors that name a chat parameter, or a field of it, name the client's instead."""
     try:
         yield
     except ApiError as error:
-        error.param = params.get(error.param or "", error.param)
+        named = error.param or ""
+        error.param = params.get(named) or params.get(named.partition(".")[0], error.param)
         raise
 
 
