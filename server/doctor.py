@@ -24,7 +24,19 @@ from server.serve_command import gib
 from server.tiny_vlm import WARNING, write_tiny_vlm
 
 MIN_FREE_BYTES = 2 * 2**30
-LIBRARIES = ("torch", "fastapi", "uvicorn", "tokenizers", "safetensors", "msgspec", "pyzmq", "numpy", "pillow", "httpx")
+LIBRARIES = (
+    "torch",
+    "fastapi",
+    "uvicorn",
+    "tokenizers",
+    "safetensors",
+    "msgspec",
+    "pyzmq",
+    "numpy",
+    "pillow",
+    "httpx",
+    "llguidance",
+)
 MARKS = {"ok": "[green]ok[/green]", "warning": "[yellow]warning[/yellow]", "failed": "[red]failed[/red]"}
 
 
