@@ -19,6 +19,7 @@ from server.generation import Engine
 from server.grammar.grammar import Checker
 from server.held_body import BodyBudget
 from server.images import ImagePipeline
+from server.messages import routes as messages
 from server.metrics import Metrics
 from server.middleware import RequestContext
 from server.output_forms import OutputForms
@@ -66,7 +67,7 @@ def create_app(
         model_names=names,
         created=int(time.time()),
     )
-    for module in (chat, completions, responses, models, tokens, health):
+    for module in (chat, completions, responses, messages, models, tokens, health):
         app.include_router(module.router)
     openapi.install(app)
     return app
@@ -85,7 +86,9 @@ def _middleware(config: GatewayConfig, engine: Engine) -> list[Middleware]:
                 expose_headers=EXPOSED_HEADERS,
             )
         )
-    door = Middleware(Door, engine=engine, paths=frozenset({chat.PATH, completions.PATH, responses.PATH}))
+    door = Middleware(
+        Door, engine=engine, paths=frozenset(module.PATH for module in (chat, completions, responses, messages))
+    )
     bodies = Middleware(BodyBudget, limit=config.max_held_body_bytes)
     return [*layers, Middleware(Authentication, keys=config.api_key), door, bodies]
 

@@ -35,6 +35,7 @@ MAX_DATA_URLS = 1024
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _URL_KEY = re.compile(rb'"(?:url|image_url)"\s*:\s*$')
+_DATA_VALUE = re.compile(rb"\s{0,16}:\s{0,16}\"")
 _MAX_KEY = 64
 """Bytes in which the key of a URL is looked for."""
 _ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -151,7 +152,8 @@ def _check_prompt_size(name: str, value: bytes, limits: Limits) -> None:
 
 
 def _data_url_bytes(value: bytes) -> int:
-    """Bytes of the data: URLs, which are no text. What is in a text is not taken for one: its quotes are escaped."""
+    """Bytes of the data: URLs, and of images in Anthropic's `data` fields, which are no text. What is in a text is not
+    taken for one: its quotes are escaped."""
     total = end = 0
     for _ in range(MAX_DATA_URLS):
         start = value.find(b'"data:', end)
@@ -159,6 +161,15 @@ def _data_url_bytes(value: bytes) -> int:
             break
         end = value.find(b'"', start + 1)
         if _URL_KEY.search(value, max(0, start - _MAX_KEY), start):
+            total += end - start
+    end = 0
+    for _ in range(MAX_DATA_URLS):
+        start = value.find(b'"data"', end)
+        if start < 0:
+            break
+        end = start + len(b'"data"')
+        if found := _DATA_VALUE.match(value, end):
+            end = value.find(b'"', found.end())
             total += end - start
     return total
 

@@ -9,15 +9,26 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from server.dialect import is_anthropic
 from server.schema.chat import ChatBody
 from server.schema.completions import CompletionBody
+from server.schema.messages import CountTokensBody, MessagesBody
 from server.schema.responses import CountBody, ResponsesBody
 from server.schema.tokens import DetokenizeBody, TokenizeBody
 
 Schema = dict[str, Any]
 
 REF = "#/components/schemas/{model}"
-BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, ResponsesBody, CountBody, TokenizeBody, DetokenizeBody)
+BODIES: tuple[type[BaseModel], ...] = (
+    ChatBody,
+    CompletionBody,
+    ResponsesBody,
+    CountBody,
+    MessagesBody,
+    CountTokensBody,
+    TokenizeBody,
+    DetokenizeBody,
+)
 FASTAPI_ERRORS = ("HTTPValidationError", "ValidationError")
 """Shapes that FastAPI declares and no route here ever answers."""
 
@@ -68,12 +79,18 @@ SCHEMAS: dict[str, Schema] = {
     "ItemList": _object(
         {"object": {"const": "list"}, "data": _list({"type": "object"}), "has_more": {"type": "boolean"}}
     ),
+    "MessageAnswer": _object(
+        {"id": _TEXT, "type": {"const": "message"}, "role": {"const": "assistant"}, "model": _TEXT}
+        | {"content": _list({"type": "object"}), "stop_reason": _TEXT, "usage": {"type": "object"}}
+    ),
+    "MessageTokens": _object({"input_tokens": _COUNT}),
     "Model": _object({"id": _TEXT, "object": {"const": "model"}, "created": _COUNT, "owned_by": _TEXT}),
     "ModelList": _object({"object": {"const": "list"}, "data": _list({"$ref": REF.format(model="Model")})}),
     "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
     "Text": _object({"prompt": _TEXT}),
     "InputTokens": _object({"object": {"const": "response.input_tokens"}, "input_tokens": _COUNT}),
     "Status": _STATUS,
+    "MessageError": _object({"type": {"const": "error"}, "error": _object({"type": _TEXT, "message": _TEXT})}),
     "Error": _object(
         {"error": _object({"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL})}
     ),
@@ -87,6 +104,8 @@ ANSWERS = {
     "/v1/responses/{response_id}": "Response",
     "/v1/responses/{response_id}/cancel": "Response",
     "/v1/responses/{response_id}/input_items": "ItemList",
+    "/v1/messages": "MessageAnswer",
+    "/v1/messages/count_tokens": "MessageTokens",
     "/v1/models": "ModelList",
     "/v1/models/{model_id}": "Model",
     "/tokenize": "Tokens",
@@ -97,7 +116,7 @@ ANSWERS = {
     "/health/progress": "Status",
 }
 """Path -> what it answers with status 200; others answer plain text."""
-STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _STREAM: Schema = {"schema": {}, "x-event": "data: one chunk as JSON; the last is data: [DONE]"}
 
 
@@ -118,7 +137,7 @@ def _responses(path: str, method: str) -> Schema:
         content["text/event-stream"] = _STREAM
     return {
         "200": {"description": "Success", "content": content},
-        "default": {"description": "An error", "content": _json("Error")},
+        "default": {"description": "An error", "content": _json("MessageError" if is_anthropic(path) else "Error")},
     }
 
 

@@ -1,0 +1,52 @@
+"""/v1/messages: Anthropic's Messages API, translated into chat requests. API process; installed by `server/app.py`."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.api.body import read_body
+from server.api.conversation import prompt_of_chat, start_chat
+from server.api.gateway import gateway_of, record_of
+from server.api.openapi import describe
+from server.api.render import to_json
+from server.api.submit import answer
+from server.dialect import ANTHROPIC
+from server.messages.render import MessageRenderer
+from server.messages.translate import to_chat
+from server.schema.messages import CountTokensBody, MessagesBody
+from server.schema.unknown import ignored_header
+from server.stream import Generation
+
+PATH = ANTHROPIC
+router = APIRouter()
+
+
+@router.post(PATH, openapi_extra=describe(MessagesBody))
+async def create(request: Request) -> Response:
+    """Answer a conversation, as one JSON document or as a stream of events."""
+    generation, renderer, is_stream, ignored = await _start(request)
+    return await answer(request, generation, renderer, stream=is_stream, ignored=ignored)
+
+
+async def _start(request: Request) -> tuple[Generation, MessageRenderer, bool, list[str]]:
+    """A message that is being made, without the request's body: a stream may last, and images are megabytes."""
+    gateway = gateway_of(request)
+    body, ignored = await read_body(request, gateway, MessagesBody)
+    body.check_together()
+    chat, more = to_chat(body)
+    generation = await start_chat(request, gateway, chat)
+    renderer = MessageRenderer(body, record_of(request).request_id)
+    return generation, renderer, bool(body.stream), sorted({*ignored, *more})
+
+
+@router.post(PATH + "/count_tokens", openapi_extra=describe(CountTokensBody))
+async def count_tokens(request: Request) -> Response:
+    """How many tokens the prompt of a message would have, images included."""
+    gateway = gateway_of(request)
+    body, ignored = await read_body(request, gateway, CountTokensBody)
+    body.check_together()
+    chat, more = to_chat(body)
+    chat.check_together(gateway.config.max_sequences_per_request)
+    gateway.check_model(chat.model)
+    prompt = await prompt_of_chat(request, gateway, chat, None)
+    headers = ignored_header(sorted({*ignored, *more}))
+    return Response(to_json({"input_tokens": len(prompt.ids)}), media_type="application/json", headers=headers)
