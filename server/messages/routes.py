@@ -9,9 +9,10 @@ from server.api.gateway import gateway_of, record_of
 from server.api.openapi import describe
 from server.api.render import to_json
 from server.api.submit import answer
+from server.api.translated import checked_chat
 from server.dialect import ANTHROPIC
 from server.messages.render import MessageRenderer
-from server.messages.translate import to_chat
+from server.messages.translate import NAMES, to_chat
 from server.schema.messages import CountTokensBody, MessagesBody
 from server.schema.unknown import ignored_header
 from server.stream import Generation
@@ -32,7 +33,7 @@ async def _start(request: Request) -> tuple[Generation, MessageRenderer, bool, l
     gateway = gateway_of(request)
     body, ignored = await read_body(request, gateway, MessagesBody)
     body.check_together()
-    chat, more = to_chat(body)
+    chat, more = checked_chat(gateway, to_chat(body), NAMES)
     generation = await start_chat(request, gateway, chat)
     renderer = MessageRenderer(body, record_of(request).request_id)
     return generation, renderer, bool(body.stream), sorted({*ignored, *more})
@@ -44,7 +45,7 @@ async def count_tokens(request: Request) -> Response:
     gateway = gateway_of(request)
     body, ignored = await read_body(request, gateway, CountTokensBody)
     body.check_together()
-    chat, more = to_chat(body)
+    chat, more = checked_chat(gateway, to_chat(body), NAMES)
     chat.check_together(gateway.config.max_sequences_per_request)
     gateway.check_model(chat.model)
     prompt = await prompt_of_chat(request, gateway, chat, None)

@@ -5,16 +5,23 @@ from typing import Any
 
 from server.errors import BadRequest
 from server.messages.blocks import chat_messages
-from server.schema.chat import ChatBody
-from server.schema.common import validate
 from server.schema.messages import CountTokensBody, MessagesBody, ToolChoice
-from server.schema.unknown import check_unknown
 
+NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
+"""Chat parameter -> where the client has given it."""
+_SWITCHES = ("enable_thinking", "thinking")
+"""What chat templates call it."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def to_chat(body: CountTokensBody) -> tuple[ChatBody, list[str]]:
-    """(the chat request, names of parameters that have no effect). Raises BadRequest."""
+def to_chat(body: CountTokensBody) -> dict[str, Any]:
+    """The chat request's body, not yet checked. Raises BadRequest."""
     messages = chat_messages(body.messages, body.system)
     config = body.output_config
     document: dict[str, Any] = {
@@ -25,7 +32,8 @@ def to_chat(body: CountTokensBody) -> tuple[ChatBody, list[str]]:
         "parallel_tool_calls": False if body.tool_choice and body.tool_choice.disable_parallel_tool_use else None,
         "reasoning_effort": config and config.effort,
         "response_format": config and config.format and _response_format(config.format),
-        "chat_template_kwargs": body.thinking and {"enable_thinking": body.thinking.type != "disabled"},
+        "thinking_token_budget": body.thinking and body.thinking.budget_tokens,
+        "chat_template_kwargs": body.thinking and dict.fromkeys(_SWITCHES, body.thinking.type != "disabled"),
         "continue_final_message": _begins_the_answer(messages[-1]) or None if messages else None,
     }
     if isinstance(body, MessagesBody):
@@ -36,9 +44,8 @@ def to_chat(body: CountTokensBody) -> tuple[ChatBody, list[str]]:
             "top_p": body.top_p,
             "top_k": body.top_k,
         }
-    chat = validate(ChatBody, document)
-    ignored = check_unknown({**(chat.model_extra or {}), **chat.unhonoured}, strict=False)
-    return chat, ignored + (["is_error"] if _tells_of_errors(body) else [])
+        document |= {"is_error": True} if _tells_of_errors(body) else {}
+    return document
 
 
 def _begins_the_answer(message: Mapping[str, Any]) -> bool:

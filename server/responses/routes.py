@@ -13,6 +13,7 @@ from server.api.openapi import describe
 from server.api.render import to_json
 from server.api.submit import answer
 from server.api.tokens import count_document
+from server.api.translated import checked_chat, errors_about
 from server.errors import BadRequest
 from server.responses.background import BackgroundWork
 from server.responses.document import new_response
@@ -20,7 +21,7 @@ from server.responses.input import Item, input_items
 from server.responses.keeper import Keeper
 from server.responses.listing import listing
 from server.responses.render import ResponseRenderer
-from server.responses.translate import in_responses_words, to_chat
+from server.responses.translate import NAMES, to_chat
 from server.schema.responses import CountBody, ResponsesBody
 from server.schema.unknown import ignored_header
 from server.stream import Generation
@@ -66,8 +67,8 @@ async def _start(request: Request) -> _Started:
     body, ignored = await read_body(request, gateway, ResponsesBody)
     body.check_together()
     items, first = _conversation(request, gateway, body)
-    with in_responses_words():
-        chat, more = to_chat(body, items, first=first)
+    with errors_about(NAMES):
+        chat, more = checked_chat(gateway, to_chat(body, items, first=first), NAMES)
         keeper = Keeper(gateway.responses if body.keeps else None, tenant_of(request), new_response(body), items)
         naming = TokenNaming(gateway.tokenizer, as_ids=False)
         renderer = ResponseRenderer(keeper, naming, wants_logprobs=body.wants_logprobs)
@@ -106,8 +107,8 @@ async def input_tokens(request: Request) -> Response:
     body, ignored = await read_body(request, gateway, CountBody)
     body.check_together()
     items, first = _conversation(request, gateway, body)
-    with in_responses_words():
-        chat, more = to_chat(body, items, first=first)
+    with errors_about(NAMES):
+        chat, more = checked_chat(gateway, to_chat(body, items, first=first), NAMES)
         chat.check_together(gateway.config.max_sequences_per_request)
         gateway.check_model(chat.model)
         prompt = await prompt_of_chat(request, gateway, chat, None, drop_oldest=body.truncation == "auto")

@@ -1,17 +1,14 @@
-"""A request to the Responses API as a chat request, and what its errors are about. Used by the routes; API process."""
+"""A request to the Responses API as a chat request. Used by `server/responses/routes.py`; API process. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.errors import ApiError, BadRequest
+from server.errors import BadRequest
 from server.responses.input import Item, chat_messages
-from server.schema.chat import ChatBody
-from server.schema.common import SamplingFields, validate
+from server.schema.common import SamplingFields
 from server.schema.responses import CountBody, ResponsesBody
-from server.schema.unknown import check_unknown
 
-_PARAMS = {
+NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -20,25 +17,9 @@ _PARAMS = {
 """Chat parameter -> where the client has given it."""
 
 
-@contextmanager
-def errors_about(params: Mapping[str, str]) -> Iterator[None]:
-    """Errors that name a chat parameter, or a field of it, name the client's instead."""
-    try:
-        yield
-    except ApiError as error:
-        named = error.param or ""
-        error.param = params.get(named) or params.get(named.partition(".")[0], error.param)
-        raise
-
-
-def in_responses_words() -> AbstractContextManager[None]:
-    """Around what is done with the chat request."""
-    return errors_about(_PARAMS)
-
-
-def to_chat(body: CountBody, items: Sequence[Item], *, first: int) -> tuple[ChatBody, list[str]]:
-    """(the chat request, names of its parameters that have no effect) of a conversation of `items`, the first ones from
-    earlier requests. Raises BadRequest."""
+def to_chat(body: CountBody, items: Sequence[Item], *, first: int) -> dict[str, Any]:
+    """The chat request's body, not yet checked, of a conversation of `items`, the first ones from earlier requests.
+    Raises BadRequest."""
     messages = chat_messages(items, first=first)
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
@@ -58,8 +39,7 @@ def to_chat(body: CountBody, items: Sequence[Item], *, first: int) -> tuple[Chat
             "logprobs": body.wants_logprobs or None,
             "top_logprobs": body.top_logprobs,
         }
-    chat = validate(ChatBody, document)
-    return chat, check_unknown({**(chat.model_extra or {}), **chat.unhonoured}, strict=False)
+    return document
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, object]:

@@ -39,6 +39,7 @@ class Thinking(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
 
 
 class ToolChoice(BaseModel):

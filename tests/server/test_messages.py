@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from server.app import create_app
 from server.errors import InternalError
+from server.gateway_config import GatewayConfig
 from tests.server.exchange import Answer, call, chat, run
-from tests.server.fakes import EOS, MODEL, TOKENIZER, FakeEngine, make_app, says
+from tests.server.fakes import EOS, MODEL, TEMPLATE, TOKENIZER, FakeEngine, make_app, make_tokenizer, says
 
 PATH = "/v1/messages"
 
@@ -245,6 +247,73 @@ def test_a_chat_request_and_a_message_ask_the_engine_for_the_same() -> None:
 
 def test_what_has_no_effect_is_named() -> None:
     result = {"type": "tool_result", "tool_use_id": "t", "content": "no", "is_error": True}
-    messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": [result]}]
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    messages = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     answer = send(make_app(FakeEngine()), messages=messages, inference_geo="x")
     assert (answer.status, answer.headers["x-ignored-params"]) == (200, "inference_geo, is_error")
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TOOL = {"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+
+
+def test_calls_of_tools_are_blocks() -> None:
+    app = make_app(FakeEngine(script=says(f"Well. {CALL}\n{CALL}"), max_model_len=4096), tool_call_parser="hermes")
+    found = send(app, tools=[TOOL], tool_choice={"type": "auto"}, max_tokens=500).json
+    text, first, second = found["content"]
+    assert text == {"type": "text", "text": "Well."}
+    assert {**first, "id": ""} == {"type": "tool_use", "id": "", "name": "get_weather", "input": {"city": "Paris"}}
+    assert first["id"] != second["id"]
+    assert (found["stop_reason"], found["stop_sequence"]) == ("tool_use", None)
+    events = events_of(send(app, tools=[TOOL], max_tokens=500, stream=True))
+    starts = [event for event in events if event["type"] == "content_block_start"]
+    assert [(event["index"], event["content_block"]["type"]) for event in starts] == [
+        (0, "text"),
+        (1, "tool_use"),
+        (2, "tool_use"),
+    ]
+    assert starts[1]["content_block"]["input"] == {}
+    pieces = [
+        event["delta"].get("partial_json", "") for event in events if event.get("index") == 1 and "delta" in event
+    ]
+    assert json.loads("".join(pieces)) == {"city": "Paris"}
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_a_call_that_was_cut_is_told_from_a_whole_one() -> None:
+    app = make_app(FakeEngine(script=says(CALL), max_model_len=4096), tool_call_parser="hermes")
+    found = send(app, tools=[TOOL], max_tokens=60).json
+    assert (found["stop_reason"], found["content"][0]["input"]) == ("max_tokens", {})
+
+
+def test_results_of_tools_go_back() -> None:
+    engine = FakeEngine(max_model_len=4096)
+    call_block = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Paris"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sunny"}]}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "text", "text": "Well."}, call_block]},
+        {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
+    ]
+    assert send(make_app(engine), messages=messages, tools=[TOOL]).status == 200
+    assert prompt_of(engine).endswith("|user\nResult of get_weather:\nsunny|user\nSo?|assistant\n")
+    assert error_of(send(make_app(engine), messages=messages[2:]))[0] == 400
+
+
+def test_reasoning_is_a_block() -> None:
+    template = TEMPLATE + "{# <think> </think> #}{{ enable_thinking }}"
+    engine = FakeEngine(script=says("<think>hm</think>yes"))
+    app = create_app(GatewayConfig(), engine, make_tokenizer(template=template), MODEL)
+    found = send(app, thinking={"type": "enabled", "budget_tokens": 5})
+    assert found.json["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "yes"},
+    ]
+    assert prompt_of(engine).endswith("assistant\nTrue")
+    assert found.headers["x-ignored-params"] == "thinking.budget_tokens"
+    events = events_of(send(app, thinking={"type": "disabled"}, stream=True))
+    assert prompt_of(engine).endswith("assistant\nFalse")
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert deltas[0] == {"type": "thinking_delta", "thinking": "h"}
+    assert {"type": "signature_delta", "signature": ""} in deltas
+    assert "".join(delta.get("text", "") for delta in deltas) == "yes"

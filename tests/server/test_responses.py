@@ -7,9 +7,21 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from server.app import create_app
 from server.errors import InternalError
+from server.gateway_config import GatewayConfig
 from tests.server.exchange import Answer, Exchange, call, chat, run
-from tests.server.fakes import MODEL, TOKENIZER, FakeEngine, ids_of, logprob_of, make_app, says
+from tests.server.fakes import (
+    MODEL,
+    TEMPLATE,
+    TOKENIZER,
+    FakeEngine,
+    ids_of,
+    logprob_of,
+    make_app,
+    make_tokenizer,
+    says,
+)
 
 PATH = "/v1/responses"
 
@@ -382,3 +394,69 @@ def test_a_chat_request_and_a_response_ask_the_engine_for_the_same() -> None:
     chat(app, max_tokens=9, **asked)
     first, second = engine.requests
     assert (first.prompt_ids, first.sampling, first.stop) == (second.prompt_ids, second.sampling, second.stop)
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+FUNCTION = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "d",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": True,
+}
+
+
+def test_calls_of_functions_are_items() -> None:
+    engine = FakeEngine(script=says(f"Well. {CALL}\n{CALL}"), max_model_len=4096)
+    app = make_app(engine, tool_call_parser="hermes")
+    found = respond(app, tools=[FUNCTION], tool_choice="auto", parallel_tool_calls=True).json
+    text, first, second = found["output"]
+    assert text["content"][0]["text"] == "Well."
+    assert (first["type"], first["name"], first["arguments"]) == ("function_call", "get_weather", '{"city":"Paris"}')
+    assert first["call_id"] != second["call_id"]
+    assert (found["status"], found["tools"]) == ("completed", [FUNCTION])
+    events = events_of(respond(app, tools=[FUNCTION], stream=True))
+    assert kinds_of(events)[8:15] == [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+    ]
+    assert [event["output_index"] for event in events if event["type"].endswith("item.added")] == [0, 1, 2]
+    given = [event for event in events if event["type"].endswith("arguments.delta") and event["output_index"] == 1]
+    assert "".join(event["delta"] for event in given) == first["arguments"]
+    last = events[-1]["response"]["output"]
+    assert [_without_call_ids(item) for item in last] == [_without_call_ids(item) for item in found["output"]]
+
+
+def _without_call_ids(item: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in item.items() if key not in ("id", "call_id")}
+
+
+def test_results_of_functions_go_back() -> None:
+    engine = FakeEngine(script=says(CALL), max_model_len=4096)
+    app = make_app(engine, tool_call_parser="hermes")
+    first = respond(app, tools=[FUNCTION]).json
+    (call_item,) = first["output"]
+    result = {"type": "function_call_output", "call_id": call_item["call_id"], "output": "sunny"}
+    assert respond(app, tools=[FUNCTION], previous_response_id=first["id"], input=[result]).status == 200
+    assert "<|im_start|>user\nResult of get_weather:\nsunny<|im_end|>" in prompt_of(engine)
+    lost = respond(app, input=[result])
+    assert (lost.status, lost.json["error"]["param"]) == (400, "messages[0].tool_call_id")
+
+
+def test_reasoning_is_an_item() -> None:
+    template = TEMPLATE + "{# <think> </think> #}"
+    engine = FakeEngine(script=says("<think>hm</think>yes"))
+    app = create_app(GatewayConfig(), engine, make_tokenizer(template=template), MODEL)
+    found = respond(app).json
+    assert [(item["type"], item["content"][0]["text"]) for item in found["output"]] == [
+        ("reasoning", "hm"),
+        ("message", "yes"),
+    ]
+    assert found["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    kinds = kinds_of(events_of(respond(app, stream=True)))
+    assert kinds[2:6] == ["output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"]
