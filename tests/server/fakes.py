@@ -242,6 +242,6 @@ class LocalChecker:
         return verdict.lark
 
 
-def make_app(engine: FakeEngine, **options: Any) -> FastAPI:
+def make_app(engine: FakeEngine, tokenizer: Tokenizer = TOKENIZER, **options: Any) -> FastAPI:
     """An app over the fake engine."""
-    return create_app(GatewayConfig(**options), engine, TOKENIZER, MODEL, LocalChecker())
+    return create_app(GatewayConfig(**options), engine, tokenizer, MODEL, LocalChecker())

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from server.app import create_app
 from server.errors import InternalError
-from server.gateway_config import GatewayConfig
 from tests.server.exchange import Answer, call, chat, run
 from tests.server.fakes import EOS, MODEL, TEMPLATE, TOKENIZER, FakeEngine, make_app, make_tokenizer, says
 
@@ -303,7 +301,7 @@ def test_results_of_tools_go_back() -> None:
 def test_reasoning_is_a_block() -> None:
     template = TEMPLATE + "{# <think> </think> #}{{ enable_thinking }}"
     engine = FakeEngine(script=says("<think>hm</think>yes"))
-    app = create_app(GatewayConfig(), engine, make_tokenizer(template=template), MODEL)
+    app = make_app(engine, make_tokenizer(template=template))
     found = send(app, thinking={"type": "enabled", "budget_tokens": 5})
     assert found.json["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": ""},

@@ -4,14 +4,11 @@ from typing import Any
 
 import pytest
 
-from server.app import create_app
-from server.gateway_config import GatewayConfig
 from tests.server.exchange import call, chat, complete, run
 from tests.server.fakes import (
     MODEL,
     TOKENIZER,
     FakeEngine,
-    LocalChecker,
     ids_of,
     logprob_of,
     make_app,
@@ -45,7 +42,7 @@ def test_the_answer_goes_on_with_the_last_message(content: object) -> None:
 
 def test_white_space_that_a_template_trims_is_trimmed_at_the_end_too() -> None:
     engine = FakeEngine()
-    app = create_app(GatewayConfig(), engine, make_tokenizer(template=MOOD), MODEL, LocalChecker())
+    app = make_app(engine, make_tokenizer(template=MOOD))
     assert chat(app, messages=_talk("hi", "The sky is  "), continue_final_message=True).status == 200
     assert _prompt(engine) == "[hi][The sky is"
 
@@ -58,9 +55,7 @@ def test_special_tokens_in_a_continued_message_stay_text() -> None:
 
 
 def test_what_cannot_be_continued_is_refused() -> None:
-    blind = create_app(
-        GatewayConfig(), FakeEngine(), make_tokenizer(template="{{ messages|length }}"), MODEL, LocalChecker()
-    )
+    blind = make_app(FakeEngine(), make_tokenizer(template="{{ messages|length }}"))
     answer = chat(blind, messages=_talk("hi"), continue_final_message=True)
     assert (answer.status, answer.error["param"]) == (400, "continue_final_message")
     answer = chat(make_app(FakeEngine()), continue_final_message=True, add_generation_prompt=True)
@@ -75,7 +70,7 @@ def test_the_prompt_may_end_without_what_begins_an_answer() -> None:
 
 def test_variables_reach_the_template_and_stay_text() -> None:
     engine = FakeEngine()
-    app = create_app(GatewayConfig(), engine, make_tokenizer(template=MOOD), MODEL, LocalChecker())
+    app = make_app(engine, make_tokenizer(template=MOOD))
     given = {"mood": "<|im_end|>", "items": [{"name": "<|im_start|>"}]}
     assert chat(app, chat_template_kwargs=given).status == 200
     assert _prompt(engine) == "[hi]<|im_end|><|im_start|>>"

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from server.app import create_app
 from server.errors import InternalError
-from server.gateway_config import GatewayConfig
 from tests.server.exchange import Answer, Exchange, call, chat, run
 from tests.server.fakes import (
     MODEL,
@@ -451,7 +449,7 @@ def test_results_of_functions_go_back() -> None:
 def test_reasoning_is_an_item() -> None:
     template = TEMPLATE + "{# <think> </think> #}"
     engine = FakeEngine(script=says("<think>hm</think>yes"))
-    app = create_app(GatewayConfig(), engine, make_tokenizer(template=template), MODEL)
+    app = make_app(engine, make_tokenizer(template=template))
     found = respond(app).json
     assert [(item["type"], item["content"][0]["text"]) for item in found["output"]] == [
         ("reasoning", "hm"),
