@@ -69,6 +69,8 @@ CROSS_FIELD_RULES = (
     "continue_final_message",
     "truncate_prompt_tokens",
     "background",
+    "response_format",
+    "structured_outputs",
     "input",
 )
 """Parameters whose validity depends on other ones, or on the model: no schema says that."""
