@@ -25,6 +25,16 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputGrammar:
+    """What an output must match. Checked by the gateway, obeyed by `server/grammar/matchers.py`; only carried here."""
+
+    source: str
+    """As the grammar library takes it."""
+    json_after: str | None = None
+    """The output is JSON from this mark on, "" from its beginning; None where it is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose tokens and when to end. Values are validated by the gateway; meaning as in `plan.SampleRows`."""
 
@@ -52,9 +62,8 @@ class SamplingParams:
     """-1 none, else the number of alternatives per output token."""
     prompt_logprobs: int = -1
     """-1 none, else the number of alternatives per prompt token (no prefix-cache hits are used then)."""
-    grammar: str = ""
-    """In Lark's notation, checked by the gateway: every token is banned with which the output could not go on to match
-    it. Empty: none."""
+    grammar: OutputGrammar | None = None
+    """Bans every token with which the output could not go on to match it."""
 
 
 class Span(NamedTuple):

@@ -23,7 +23,7 @@ def _banned_tokens(sampling: SamplingParams, outputs: "tuple[int, ...]", num_out
     bad word whose others are the newest outputs. `outputs` holds at least as many of the newest of the `num_outputs`
     output tokens as the longest bad word needs."""
     banned: list[int] = []
-    if num_outputs < sampling.min_tokens and not sampling.grammar:
+    if num_outputs < sampling.min_tokens and sampling.grammar is None:
         banned += sampling.eos_token_ids
         banned += sampling.stop_token_ids
     for word in sampling.bad_words:
@@ -93,7 +93,7 @@ class SampledRows:
             self._params, self._fixed = params, _fixed_columns(params)
             self._have_penalties = any(map(_has_penalty, params))
             self._have_biases = any(map(_has_bias, params))
-            self._have_grammars = any(sampling.grammar for sampling in params)
+            self._have_grammars = any(sampling.grammar is not None for sampling in params)
         counter = [len(seq.tokens) + len(before) - seq.num_prompt for seq, before in zip(seqs, drafts, strict=True)]
         sample = replace(self._fixed, rows=rows, counter=uints(counter))
         if self._have_penalties:
@@ -136,7 +136,7 @@ def _with_biases(sample: SampleRows, seqs: list[Sequence], drafts: "list[array[i
 def _with_masks(sample: SampleRows, seqs: list[Sequence], drafts: "list[array[int]]", masks: TokenMasks) -> SampleRows:
     mask_rows, words = [], ints()
     for row, (seq, before) in enumerate(zip(seqs, drafts, strict=True)):
-        if seq.request.sampling.grammar:
+        if seq.request.sampling.grammar is not None:
             mask_rows.append(row)
             words.frombytes(_mask(seq, before, masks))
     return replace(sample, mask_rows=ints(mask_rows), masks=words)

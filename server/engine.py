@@ -114,7 +114,7 @@ class EngineLoop:
             leader=message.leader,
             images=unpack_images(message, pixels),
         )
-        if request.sampling.grammar:
+        if request.sampling.grammar is not None:
             self._matchers.prepare(request)
         else:
             self._accept(request)

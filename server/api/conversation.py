@@ -33,13 +33,14 @@ async def start_chat(request: Request, gateway: Gateway, body: ChatBody, *, drop
     admission = admission_of(request)
     if body.tool_use is not None and body.tool_use.mode != "auto":
         raise BadRequest("tool_choice: forced calls are not supported yet.", param="tool_choice")
-    grammar = await checked_grammar(gateway, body.grammar)
     prompt = await prompt_of_chat(request, gateway, body, admission, drop_oldest=drop_oldest)
     shows_reasoning = body.include_reasoning is not False
     form = gateway.forms.of(body.tool_use, is_reasoning=prompt.is_reasoning, shows_reasoning=shows_reasoning)
     body = body.model_copy(update={"messages": []})  # a stream may last, and images are megabytes
     held_body_of(request).release()
     prepared = Prepared(ids=prompt.ids, images=prompt.images, form=form)
+    wanted = body.grammar and replace(body.grammar, reasoning=form.reasoning, is_reasoning=form.is_reasoning)
+    grammar = await checked_grammar(gateway, wanted)
     return start(gateway, record_of(request), body, [prepared], admission, grammar)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fastapi import Request
 from starlette.responses import Response
 
-from scheduler.request import NO_IMAGES, PromptImages, SamplingParams
+from scheduler.request import NO_IMAGES, OutputGrammar, PromptImages, SamplingParams
 from server.api.disconnect import while_connected
 from server.api.gateway import Gateway, record_of
 from server.api.render import Renderer, to_json
@@ -40,9 +40,9 @@ class Prepared:
     """How its outputs are read."""
 
 
-async def checked_grammar(gateway: Gateway, grammar: Grammar | None) -> str:
+async def checked_grammar(gateway: Gateway, grammar: Grammar | None) -> OutputGrammar | None:
     """As `start` takes it. Raises BadRequest for one that cannot be obeyed."""
-    return "" if grammar is None else await gateway.grammars.lark(grammar)
+    return None if grammar is None else await gateway.grammars.check(grammar)
 
 
 def start(
@@ -51,7 +51,7 @@ def start(
     body: GenerationBody,
     prompts: list[Prepared],
     admission: Admission,
-    grammar: str,
+    grammar: OutputGrammar | None,
 ) -> Generation:
     """Hand the prompts to the engine, all or none. Raises BadRequest, Overloaded or Unavailable."""
     record.request_id = body.request_id or record.request_id

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from scheduler.request import OutputGrammar
 from server.errors import BadRequest, Overloaded, Unavailable
 from server.grammar.errors import GrammarError
 from server.grammar.frames import LENGTH_BYTES, Verdict, pack
@@ -38,7 +39,7 @@ class ProcessChecker:
         self._checks: dict[Grammar, asyncio.Task[Verdict]] = {}
         self._kept: OrderedDict[Grammar, Verdict] = OrderedDict()
 
-    async def lark(self, grammar: Grammar) -> str:
+    async def check(self, grammar: Grammar) -> OutputGrammar:
         """See `grammar.Checker`."""
         if (size := len(grammar.text.encode())) > MAX_GRAMMAR_BYTES:
             raise BadRequest(f"The grammar has {size} bytes; the limit is {MAX_GRAMMAR_BYTES}.", param=grammar.param)
@@ -46,9 +47,9 @@ class ProcessChecker:
         if verdict is None:
             # Others may wait for it too, and a question that was asked has to be answered: so it outlives its request.
             verdict = await asyncio.shield(self._check(grammar))
-        if verdict.error:
+        if verdict.grammar is None:
             raise BadRequest(f"{grammar.param}: {verdict.error}", param=grammar.param, code="invalid_grammar")
-        return verdict.lark
+        return verdict.grammar
 
     def _check(self, grammar: Grammar) -> "asyncio.Task[Verdict]":
         if grammar not in self._checks:

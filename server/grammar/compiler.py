@@ -1,4 +1,4 @@
-"""Lark grammars to matchers, within limits. Used by `worker.py` in its process and `matchers.py` in the engine's."""
+"""Grammars to matchers, within limits. Used by `worker.py` in its process and `matchers.py` in the engine's."""
 
 import re
 
@@ -35,7 +35,7 @@ class _Tokens:
         self.eos_token_id = vocabulary.eos_ids[0]
 
     def __call__(self, text: bytes) -> list[int]:
-        """Only asked for the tokens of forced text, which grammars here do not use (`lark.OPTIONS`)."""
+        """Only asked for the tokens of forced text, which grammars here do not use (`lark._OPTIONS`)."""
         raise NotImplementedError
 
 
@@ -44,9 +44,9 @@ def token_trie(vocabulary: Vocabulary) -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.eos_ids))
 
 
-def compile_grammar(lark: str, trie: LLTokenizer) -> LLMatcher:
+def compile_grammar(source: str, trie: LLTokenizer) -> LLMatcher:
     """At the beginning of an output. Lets other threads run meanwhile. Raises GrammarError."""
-    matcher = LLMatcher(trie, LLMatcher.grammar_from_lark(lark), log_level=0, limits=LIMITS)
+    matcher = LLMatcher(trie, source, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise GrammarError(_readable(matcher.get_error()))
     return matcher

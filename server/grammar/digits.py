@@ -17,12 +17,22 @@ _NUMBER = _DIGITS + b".eE+-"
 class DigitRun:
     """How many digits the number has so far that was last written."""
 
+    mark: bytes = b""
+    """Where it stands, JSON begins."""
     length: int = 0
     in_string: bool = False
     escaped: bool = False
+    tail: bytes = b""
+    """The end of the text, in which the mark may have begun."""
 
     def feed(self, text: bytes) -> None:
         """The text goes on."""
+        if self.mark:
+            self.tail, found, after = (self.tail + text).partition(self.mark)
+            self.tail = self.tail[-len(self.mark) :]
+            if found:
+                self.mark, self.in_string, self.escaped = b"", False, False
+                text = after
         for byte in text:
             if self.escaped:
                 self.escaped = False

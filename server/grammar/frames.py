@@ -2,6 +2,7 @@
 
 import msgspec
 
+from scheduler.request import OutputGrammar
 from server.grammar.grammar import Grammar
 from server.grammar.vocabulary import Vocabulary
 
@@ -13,8 +14,7 @@ LENGTH_BYTES = 4
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the check of a grammar found."""
 
-    lark: str = ""
-    """The grammar as the engine takes it."""
+    grammar: OutputGrammar | None = None
     error: str = ""
     """What is wrong with it, and where; empty when nothing is."""
 

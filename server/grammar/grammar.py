@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from scheduler.request import OutputGrammar
+from server.reasoning import ReasoningMarks
+
 Kind: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """Turned into Lark for the engine by a `Checker`."""
+    """Turned into an `OutputGrammar` for the engine by a `Checker`."""
 
     kind: Kind
     text: str = ""
@@ -16,12 +19,16 @@ class Grammar:
     notation; JSON with `structures` (each begin, schema, end) and `triggers`."""
     param: str = "structured_outputs"
     """The field of the request that it came from, for errors."""
+    reasoning: ReasoningMarks | None = None
+    """Of a model that reasons: what it thinks may come before."""
+    is_reasoning: bool = False
+    """The prompt ends inside the reasoning."""
 
 
 class Checker(Protocol):
     """Implemented by `checker.py`, and by tests."""
 
-    async def lark(self, grammar: Grammar) -> str:
+    async def check(self, grammar: Grammar) -> OutputGrammar:
         """The grammar as `SamplingParams` has it. Raises ApiError: BadRequest that names the place, where it cannot be
         obeyed."""
         ...

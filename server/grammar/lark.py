@@ -1,4 +1,4 @@
-"""From what a request asks for to a grammar in Lark's notation, as the grammar library reads it. Pure; any process.
+"""From what a request asks for to grammars in the library's notation, which is much like Lark's. Pure; any process.
 
 JSON comes out on one line or indented, never with more than `_SPACE` between two signs.
 """
@@ -9,36 +9,44 @@ from collections.abc import Mapping
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
+from scheduler.request import OutputGrammar
 from server.grammar.errors import GrammarError
 from server.grammar.grammar import Grammar
+from server.reasoning import ReasoningMarks
 
 Json = dict[str, object]
 
-OPTIONS = '%llguidance {"no_forcing": true}'
+_OPTIONS = '%llguidance {"no_forcing": true}'
 """Forced text is left to the model, which spells it in tokens of its own."""
 _SPACE = r" |\n[ \t]{0,16}"
 """The most white space that may stand between two signs of JSON."""
 _ANY_TEXT = "TEXT: /(?s:.)*/"
-_JSON = "start: %json "
+_GAP = r"GAP: /[ \n]{1,4}/"
+"""Between reasoning and answer."""
 
 
-def is_json(lark: str) -> bool:
-    """Whether the whole output is JSON."""
-    return lark.startswith(_JSON)
-
-
-def lark_of(grammar: Grammar, specials: Mapping[str, int]) -> str:
+def output_grammar(grammar: Grammar, specials: Mapping[str, int]) -> OutputGrammar:
     """`specials` are the special tokens by their spelling. Raises GrammarError for a text that is not of its kind;
     what it means is seen when it is compiled."""
-    return f"{_rules(grammar, specials)}\n{OPTIONS}"
+    grammars = [_rules(grammar, specials)]
+    if grammar.reasoning is not None:
+        grammars.insert(0, _reasoning(grammar.reasoning, grammar.is_reasoning, specials))
+    grammars[0] += f"\n{_OPTIONS}"
+    mark = "" if grammar.reasoning is None else grammar.reasoning.end
+    return OutputGrammar(
+        source=json.dumps(
+            {"grammars": [{"name": f"part{i}", "lark_grammar": each} for i, each in enumerate(grammars)]}
+        ),
+        json_after=mark if grammar.kind in ("json_object", "json_schema") else None,
+    )
 
 
 def _rules(grammar: Grammar, specials: Mapping[str, int]) -> str:
     match grammar.kind:
         case "json_object":
-            return f"{_JSON}{_bounded({'type': 'object'})}"
+            return f"start: {_json({'type': 'object'})}"
         case "json_schema":
-            return f"{_JSON}{_bounded(json.loads(grammar.text))}"
+            return f"start: {_json(json.loads(grammar.text))}"
         case "regex":
             return f"start: /{regex_to_lark(grammar.text, 'd')}/"
         case "choice":
@@ -49,13 +57,13 @@ def _rules(grammar: Grammar, specials: Mapping[str, int]) -> str:
             return _tags(json.loads(grammar.text), specials)
 
 
-def _bounded(schema: Json) -> str:
-    """The schema, with what it leaves open."""
-    return json.dumps(schema | {"x-guidance": {"whitespace_pattern": _SPACE}})
+def _json(schema: Json) -> str:
+    """JSON of the schema, with bounds for what it leaves open."""
+    return "%json " + json.dumps(schema | {"x-guidance": {"whitespace_pattern": _SPACE}})
 
 
 def _literal(text: str, specials: Mapping[str, int]) -> str:
-    """The rule for a text. Special tokens in it are tokens: that is how models write them."""
+    """A text. Special tokens in it are tokens: that is how models write them."""
     items, start = [], 0
     while start < len(text):
         found = [(text.find(special, start), -len(special), token) for special, token in specials.items() if special]
@@ -78,25 +86,32 @@ def _user_grammar(text: str) -> str:
         raise GrammarError(str(error)) from error
 
 
+def _reasoning(marks: ReasoningMarks, is_reasoning: bool, specials: Mapping[str, int]) -> str:
+    """What comes before the answer: reasoning, if there is any."""
+    opened = "thought GAP?" if is_reasoning else f"({_literal(marks.begin, specials)} thought GAP?)?"
+    return "\n".join([f"start: {opened} @part1", _up_to("thought", marks.end, specials), _ANY_TEXT, _GAP])
+
+
+def _up_to(rule: str, mark: str, specials: Mapping[str, int]) -> str:
+    """Any text that ends with the first mark."""
+    if mark in specials:
+        return f"{rule}: TEXT <[{specials[mark]}]>"
+    return f"{rule}[lazy]: TEXT {_literal(mark, {})}"
+
+
 def _tags(tags: Json, specials: Mapping[str, int]) -> str:
     """Free text, in which whatever begins with a trigger is one of the structures."""
     triggers, structures = tags["triggers"], tags["structures"]
     assert isinstance(triggers, list) and isinstance(structures, list), "checked when the request was read"
     rules, names = [_ANY_TEXT], []
     for index, structure in enumerate(structures):
-        begin, end, schema = structure["begin"], structure["end"], structure["schema"]
+        begin, end = structure["begin"], structure["end"]
         trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
         if trigger is None:
             raise GrammarError(f"structures[{index}].begin starts with none of the triggers")
         rest = _literal(begin[len(trigger) :], specials) if begin != trigger else ""
         closing = _literal(end, specials) if end else ""
-        rules += _trigger_rules(index, trigger, specials)
-        rules.append(f"tag_{index}: trigger_{index} {rest} %json {_bounded(schema)} {closing}")
+        rules.append(_up_to(f"trigger_{index}", trigger, specials))
+        rules.append(f"tag_{index}: trigger_{index} {rest} {_json(structure['schema'])} {closing}")
         names.append(f"tag_{index}")
     return "\n".join([f"start: ({' | '.join(names)})* TEXT", *rules])
-
-
-def _trigger_rules(index: int, trigger: str, specials: Mapping[str, int]) -> list[str]:
-    if trigger in specials:
-        return [f"trigger_{index}: TEXT <[{specials[trigger]}]>"]
-    return [f"trigger_{index}[lazy]: TEXT {_literal(trigger, {})}"]

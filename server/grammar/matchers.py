@@ -17,7 +17,6 @@ from scheduler.request import Request
 from server.grammar.compiler import compile_grammar, token_trie
 from server.grammar.digits import MAX_DIGITS, DigitLimit, DigitRun
 from server.grammar.errors import GrammarError
-from server.grammar.lark import is_json
 from server.grammar.vocabulary import Vocabulary
 
 MAX_COMPILED = 64
@@ -42,16 +41,15 @@ class Compiled:
 
     model: _Model
     matcher: LLMatcher
-    is_json: bool
 
 
 class _Follower:
     """Where one output is in its grammar."""
 
-    def __init__(self, grammar: Compiled) -> None:
+    def __init__(self, grammar: Compiled, json_after: str | None) -> None:
         self._model = grammar.model
         self._matcher = grammar.matcher.deep_copy()
-        self._run = DigitRun() if grammar.is_json else None
+        self._run = None if json_after is None else DigitRun(mark=json_after.encode())
         """At the end of the outputs."""
         self._num_outputs = 0
         self._drafts: list[int] = []
@@ -115,20 +113,21 @@ class Matchers:
     def _model(self) -> _Model:
         return _Model(self._read_vocabulary())
 
-    def _compile(self, lark: str) -> Compiled:
-        return Compiled(self._model, compile_grammar(lark, self._model.trie), is_json(lark))
+    def _compile(self, source: str) -> Compiled:
+        return Compiled(self._model, compile_grammar(source, self._model.trie))
 
-    def _compiling(self, lark: str) -> "Future[Compiled]":
+    def _compiling(self, source: str) -> "Future[Compiled]":
         """In the works, or kept from before."""
-        future = self._compiled.pop(lark, None) or self._threads.submit(self._compile, lark)
-        self._compiled[lark] = future
+        future = self._compiled.pop(source, None) or self._threads.submit(self._compile, source)
+        self._compiled[source] = future
         while len(self._compiled) > MAX_COMPILED or sum(map(len, self._compiled)) > MAX_COMPILED_CHARS:
             self._compiled.popitem(last=False)
         return future
 
     def prepare(self, request: Request) -> None:
         """Compile its grammar; `take_ready` gives it back."""
-        self._waiting.append((request, self._compiling(request.sampling.grammar)))
+        assert request.sampling.grammar is not None, "only those with a grammar are prepared"
+        self._waiting.append((request, self._compiling(request.sampling.grammar.source)))
 
     @property
     def busy(self) -> bool:
@@ -139,13 +138,15 @@ class Matchers:
         """The requests whose grammar can be followed from now on, until `forget`, or why it cannot."""
         ready = [entry for entry in self._waiting if entry[1].done()]
         self._waiting = [entry for entry in self._waiting if not entry[1].done()]
-        return [(request, self._follow(request.seq_id, future)) for request, future in ready]
+        return [(request, self._follow(request, future)) for request, future in ready]
 
-    def _follow(self, seq_id: int, future: "Future[Compiled]") -> GrammarError | None:
+    def _follow(self, request: Request, future: "Future[Compiled]") -> GrammarError | None:
+        grammar = request.sampling.grammar
         try:
-            self._followers[seq_id] = _Follower(future.result())
+            compiled = future.result()
         except GrammarError as error:
             return error
+        self._followers[request.seq_id] = _Follower(compiled, None if grammar is None else grammar.json_after)
         return None
 
     def forget(self, seq_id: int) -> None:

@@ -22,7 +22,7 @@ from server.grammar.compiler import check_start, compile_grammar, token_trie
 from server.grammar.errors import GrammarError
 from server.grammar.frames import LENGTH_BYTES, Verdict, pack
 from server.grammar.grammar import Grammar
-from server.grammar.lark import lark_of
+from server.grammar.lark import output_grammar
 from server.grammar.schema import check_schema
 from server.grammar.vocabulary import Vocabulary
 
@@ -31,7 +31,7 @@ STACK_BYTES = 2 * 1024 * 1024
 MAX_MEMORY_BYTES = 2 * 1024**3
 STDIN, STDOUT = 0, 1
 _OUR_PLACE = re.compile(r"^line \d+, column \d+: (?:failed to compile JSON schema: )?")
-"""In a grammar that `lark_of` made means nothing to whoever asked for something else."""
+"""In a grammar that `output_grammar` made means nothing to whoever asked for something else."""
 
 
 def _read(count: int) -> bytes:
@@ -51,11 +51,11 @@ def verdict_on(grammar: Grammar, vocabulary: Vocabulary, trie: LLTokenizer) -> V
     """Everything that can be found out before an output begins."""
     try:
         _check_schemas(grammar)
-        lark = lark_of(grammar, vocabulary.special_literals())
-        check_start(compile_grammar(lark, trie))
+        checked = output_grammar(grammar, vocabulary.special_literals())
+        check_start(compile_grammar(checked.source, trie))
     except GrammarError as error:
         return Verdict(error=_in_their_words(str(error), grammar))
-    return Verdict(lark=lark)
+    return Verdict(grammar=checked)
 
 
 def _in_their_words(error: str, grammar: Grammar) -> str:

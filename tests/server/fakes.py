@@ -12,6 +12,7 @@ from msgspec import structs
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from model_runtime.config import RuntimeInfo
+from scheduler.request import OutputGrammar
 from server.app import create_app
 from server.errors import ApiError, BadRequest, Overloaded
 from server.gateway_config import GatewayConfig
@@ -235,11 +236,11 @@ class LocalChecker:
         self.vocabulary = vocabulary_of(tokenizer, tokenizer.vocab_size, [EOS])
         self.trie = token_trie(self.vocabulary)
 
-    async def lark(self, grammar: Grammar) -> str:
+    async def check(self, grammar: Grammar) -> OutputGrammar:
         verdict = verdict_on(grammar, self.vocabulary, self.trie)
-        if verdict.error:
+        if verdict.grammar is None:
             raise BadRequest(f"{grammar.param}: {verdict.error}", param=grammar.param)
-        return verdict.lark
+        return verdict.grammar
 
 
 def make_app(engine: FakeEngine, tokenizer: Tokenizer = TOKENIZER, **options: Any) -> FastAPI:
