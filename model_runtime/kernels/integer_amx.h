@@ -12,7 +12,6 @@
 namespace amx {
 
 constexpr int64_t GROUP = QuantizedRows::GROUP;
-constexpr int SECOND_LEVEL = 2;  // of caches, as __builtin_prefetch counts: 3 is the first
 
 // Whether the system lets this process use the unit; it must be asked once.
 inline bool allowed() {

@@ -8,7 +8,9 @@
 #include "integer_dot.h"
 
 constexpr int MAX_TILE_ROWS = LANES == 16 ? 8 : 4;  // sums of integers and of floats fit in the registers
-constexpr int64_t STREAM_AHEAD = 2048;              // bytes that are fetched ahead of a tile
+constexpr int64_t STREAM_AHEAD = 2048;              // bytes that are fetched ahead of a tile, to the first-level cache
+constexpr int64_t FAR_AHEAD = 8192;                 // and to the second-level cache, which can wait for more at a time
+constexpr int SECOND_LEVEL = 2;                     // as __builtin_prefetch counts: 3 is the first
 constexpr int64_t PAST_CACHES = 32768;              // outputs of a row that is not kept in the caches
 
 // Bytes from a row's values in a block to its second plane.
@@ -100,7 +102,10 @@ __attribute__((noinline)) void vector_tile(const Matrix& w, int64_t panel, const
     fvec sums[R][VECTORS] = {};
     int64_t at = row / GROUP * blocks * GROUP + row % GROUP;
     for (int64_t b = 0; b < blocks; b++, at += GROUP) {
-        for (int64_t line = 0; line < p.layout.quant_step; line += 64) __builtin_prefetch(quants + STREAM_AHEAD + line);
+        for (int64_t line = 0; line < p.layout.quant_step; line += 64) {
+            __builtin_prefetch(quants + STREAM_AHEAD + line);
+            __builtin_prefetch(quants + FAR_AHEAD + line, 0, SECOND_LEVEL);
+        }
         add_block<FORMAT, R>(scales, quants, x, at, sums);
         scales += p.layout.scale_step;
         quants += p.layout.quant_step;
