@@ -27,7 +27,7 @@ template <class Function> void parallel(int64_t chunks, Function function) {
 // function(begin, end) over [0, count) in ranges of nearly equal length: enough of them to balance the threads, but none
 // with less than a sensible share of `work`, given in operations of about a tenth of a nanosecond.
 template <class Function> void parallel_ranges(int64_t count, int64_t work, Function function) {
-    int64_t chunks = std::min({count, 4 * threads(), work >> 16});
+    int64_t chunks = std::min({count, 4 * threads(), work >> 17});
     if (chunks > threads()) chunks -= chunks % threads();  // the same for each
     if (chunks < 2 || threads() == 1) return function(int64_t(0), count);
     parallel(chunks, [&](int64_t chunk) { function(count * chunk / chunks, count * (chunk + 1) / chunks); });
