@@ -6,9 +6,10 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from server.errors import BadRequest
+from server.schema.nesting import bounded_depth
 from server.tools.use import ToolUse
 
 MAX_TOOLS = 128
@@ -23,7 +24,7 @@ class Function(BaseModel):
 
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(bounded_depth)] | None = None
     strict: bool | None = Field(default=None, description="holds where a call is forced, by tool_choice")
 
 

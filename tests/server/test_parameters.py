@@ -6,6 +6,11 @@ from tests.server.exchange import chat, complete
 from tests.server.fakes import FakeEngine, make_app
 
 
+def nested(depth: int) -> dict[str, object]:
+    """Objects in each other, so many."""
+    return {"a": nested(depth - 1)} if depth > 1 else {}
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -86,6 +91,8 @@ from tests.server.fakes import FakeEngine, make_app
         ("tools", [{"type": "function", "function": {"name": "f"}}] * 2),
         ("tools", [{"type": "function", "function": {"name": f"f{index}"}} for index in range(129)]),
         ("tools", [{"type": "web_search"}]),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": nested(101)}}]),
+        ("chat_template_kwargs", {"a": nested(100)}),
         ("tool_choice", "auto"),
         ("tool_choice", "any"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
@@ -227,3 +234,9 @@ def test_ignored_parameters_are_named(stream: bool) -> None:
     assert answer.headers["x-ignored-params"] == "(unprintable), mirostat, zebra"
     strict = chat(make_app(FakeEngine(), strict_params=True), stream=stream, zebra=1)
     assert (strict.status, strict.error["param"]) == (400, "zebra")
+
+
+def test_nested_json_is_taken_up_to_its_limit() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": nested(100)}}
+    answer = chat(make_app(FakeEngine(max_model_len=8192)), tools=[tool], chat_template_kwargs={"a": nested(99)})
+    assert answer.status == 200
