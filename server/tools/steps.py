@@ -33,28 +33,31 @@ def _begins(text: str, markers: tuple[str, ...]) -> bool:
 def content_until(writer: CallWriter, *markers: str) -> Step[str]:
     """Everything is content up to one of the markers, which is returned; white space before it belongs to it. No marker
     is the beginning of another."""
+    heads = {marker[0] for marker in markers}
     spaces, begun = 0, ""
-    while begun not in markers:
+    while True:
         begun += yield
-        while begun and not _begins(begun, markers):
+        while begun and not (begun[0] in heads and _begins(begun, markers)):
             first, begun = begun[0], begun[1:]
             spaces = spaces + 1 if first.isspace() else 0
             if not spaces:
                 writer.release(keep=len(begun))
-    return begun
+        if begun in markers:
+            return begun
 
 
 def text_until(put: Put, *markers: str, first: str = "") -> Step[str]:
     """Every character goes to `put`, `first` before those to come, up to one of the markers, which is returned. No
     marker is the beginning of another."""
+    heads = {marker[0] for marker in markers}
     begun = first
-    while begun not in markers:
-        while begun and not _begins(begun, markers):
+    while True:
+        while begun and not (begun[0] in heads and _begins(begun, markers)):
             put(begun[0])
             begun = begun[1:]
-        if begun not in markers:
-            begun += yield
-    return begun
+        if begun in markers:
+            return begun
+        begun += yield
 
 
 def head_until(*markers: str, first: str = "") -> Step[tuple[str, str]]:
