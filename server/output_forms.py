@@ -4,14 +4,17 @@ Made once by `server/app.py`; `server/api/conversation.py` asks it for each requ
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
+from server.grammar.grammar import Grammar
 from server.output import OutputForm
 from server.prompt.build import PromptBuilder
 from server.prompt.tokenizer import Tokenizer
+from server.tools.forced import calls_grammar
 from server.tools.formats import FORMATS, format_of
-from server.tools.plain_json import arguments_of, plain_json
-from server.tools.reader import Format
 from server.tools.use import ToolUse
+
+_JSON = FORMATS["json"]
 
 
 class OutputForms:
@@ -27,22 +30,27 @@ class OutputForms:
         self._reasoning_ids = _special(prompts.tokenizer, marks)
         self._tool_ids = _special(prompts.tokenizer, self._format.marks)
 
-    def of(self, tools: ToolUse | None, *, is_reasoning: bool, shows_reasoning: bool) -> OutputForm:
-        """For the outputs of one request. A forced call comes as JSON, without reasoning."""
-        if tools is not None and tools.mode != "auto":
-            return OutputForm(tools=tools, format=_forced(tools))
-        return OutputForm(
+    def of(
+        self, tools: ToolUse | None, grammar: Grammar | None, *, is_reasoning: bool, shows_reasoning: bool
+    ) -> tuple[OutputForm, Grammar | None]:
+        """For the outputs of one request: how they are read, and the grammar that they must follow, which is `grammar`
+        made to suit the model's reasoning and the calls that may or must come."""
+        format = self._format
+        if tools is not None and (grammar is not None or tools.mode != "auto"):
+            format = format if format.wrap is not None else _JSON
+            assert format.wrap is not None
+            grammar = calls_grammar(tools, format.wrap, grammar)
+        if grammar is not None:
+            grammar = replace(grammar, reasoning=self._marks, is_reasoning=is_reasoning)
+        form = OutputForm(
             reasoning=self._marks,
             is_reasoning=is_reasoning,
             shows_reasoning=shows_reasoning,
             markup_ids=self._reasoning_ids | (self._tool_ids if tools is not None else frozenset()),
             tools=tools,
-            format=self._format.read,
+            format=format.read,
         )
-
-
-def _forced(tools: ToolUse) -> Format:
-    return arguments_of(next(iter(tools.functions))) if tools.mode == "named" else plain_json
+        return form, grammar
 
 
 def _special(tokenizer: Tokenizer, marks: Iterable[str]) -> frozenset[int]:

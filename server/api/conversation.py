@@ -13,7 +13,7 @@ from fastapi import Request
 from server.api.disconnect import while_connected
 from server.api.gateway import Gateway, admission_of, held_body_of, record_of
 from server.api.submit import Prepared, checked_grammar, salt_of, start
-from server.errors import BadRequest, DeadlineExceeded
+from server.errors import DeadlineExceeded
 from server.generation import Admission
 from server.images import PreparedImage
 from server.prompt.build import PromptBuilder
@@ -31,17 +31,16 @@ async def start_chat(request: Request, gateway: Gateway, body: ChatBody, *, drop
     body.check_together(gateway.config.max_sequences_per_request)
     gateway.check_model(body.model)
     admission = admission_of(request)
-    if body.tool_use is not None and body.tool_use.mode != "auto":
-        raise BadRequest("tool_choice: forced calls are not supported yet.", param="tool_choice")
     prompt = await prompt_of_chat(request, gateway, body, admission, drop_oldest=drop_oldest)
     shows_reasoning = body.include_reasoning is not False
-    form = gateway.forms.of(body.tool_use, is_reasoning=prompt.is_reasoning, shows_reasoning=shows_reasoning)
+    form, grammar = gateway.forms.of(
+        body.tool_use, body.grammar, is_reasoning=prompt.is_reasoning, shows_reasoning=shows_reasoning
+    )
+    lark = await checked_grammar(gateway, grammar)
     body = body.model_copy(update={"messages": []})  # a stream may last, and images are megabytes
     held_body_of(request).release()
     prepared = Prepared(ids=prompt.ids, images=prompt.images, form=form)
-    wanted = body.grammar and replace(body.grammar, reasoning=form.reasoning, is_reasoning=form.is_reasoning)
-    grammar = await checked_grammar(gateway, wanted)
-    return start(gateway, record_of(request), body, [prepared], admission, grammar)
+    return start(gateway, record_of(request), body, [prepared], admission, lark)
 
 
 async def prompt_of_chat(

@@ -6,7 +6,7 @@ from typing import Literal, Protocol, TypeAlias
 from scheduler.request import OutputGrammar
 from server.reasoning import ReasoningMarks
 
-Kind: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
+Kind: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag", "calls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,10 @@ class Grammar:
     kind: Kind
     text: str = ""
     """By kind: nothing; a JSON schema; a regular expression; a JSON list of strings; a grammar in Lark's or llama.cpp's
-    notation; JSON with `structures` (each begin, schema, end) and `triggers`."""
+    notation; JSON with `structures` (each begin, schema, end) and `triggers`; JSON with `calls` (as structures, with a name)
+    and `only_one`."""
+    answer: "Grammar | None" = None
+    """Of kind `calls`: what may come instead."""
     param: str = "structured_outputs"
     """The field of the request that it came from, for errors."""
     reasoning: ReasoningMarks | None = None

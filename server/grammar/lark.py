@@ -4,6 +4,7 @@ JSON comes out on one line or indented, never with more than `_SPACE` between tw
 """
 
 import json
+import re
 from collections.abc import Mapping
 
 from llguidance import regex_to_lark
@@ -21,6 +22,9 @@ _OPTIONS = '%llguidance {"no_forcing": true}'
 _SPACE = r" |\n[ \t]{0,16}"
 """The most white space that may stand between two signs of JSON."""
 _ANY_TEXT = "TEXT: /(?s:.)*/"
+MAX_CALLS = 16
+"""Of an output whose calls are written by a grammar: weak models repeat themselves for ever."""
+_JSON_SIGN = re.compile(r'"[^"]*"|[{:, ]')
 _GAP = r"GAP: /[ \n]{1,4}/"
 """Between reasoning and answer."""
 
@@ -28,17 +32,25 @@ _GAP = r"GAP: /[ \n]{1,4}/"
 def output_grammar(grammar: Grammar, specials: Mapping[str, int]) -> OutputGrammar:
     """`specials` are the special tokens by their spelling. Raises GrammarError for a text that is not of its kind;
     what it means is seen when it is compiled."""
-    grammars = [_rules(grammar, specials)]
+    parts = {"output": _rules(grammar, specials)}
     if grammar.reasoning is not None:
-        grammars.insert(0, _reasoning(grammar.reasoning, grammar.is_reasoning, specials))
-    grammars[0] += f"\n{_OPTIONS}"
+        parts = {"reasoning": _reasoning(grammar.reasoning, grammar.is_reasoning, specials)} | parts
+    if grammar.answer is not None:
+        parts["answer"] = _rules(grammar.answer, specials)
+    first = next(iter(parts))
+    parts[first] += f"\n{_OPTIONS}"
     mark = "" if grammar.reasoning is None else grammar.reasoning.end
     return OutputGrammar(
-        source=json.dumps(
-            {"grammars": [{"name": f"part{i}", "lark_grammar": each} for i, each in enumerate(grammars)]}
-        ),
-        json_after=mark if grammar.kind in ("json_object", "json_schema") else None,
+        source=json.dumps({"grammars": [{"name": name, "lark_grammar": part} for name, part in parts.items()]}),
+        json_after=mark if _is_json(grammar) else None,
     )
+
+
+def _is_json(grammar: Grammar) -> bool:
+    """Whether all of it is JSON, calls included: what stands around their arguments has quotation marks in pairs."""
+    if grammar.kind == "calls":
+        return grammar.answer is None or _is_json(grammar.answer)
+    return grammar.kind in ("json_object", "json_schema")
 
 
 def _rules(grammar: Grammar, specials: Mapping[str, int]) -> str:
@@ -55,6 +67,8 @@ def _rules(grammar: Grammar, specials: Mapping[str, int]) -> str:
             return _user_grammar(grammar.text)
         case "structural_tag":
             return _tags(json.loads(grammar.text), specials)
+        case "calls":
+            return _calls(json.loads(grammar.text), grammar.answer is not None, specials)
 
 
 def _json(schema: Json) -> str:
@@ -89,7 +103,7 @@ def _user_grammar(text: str) -> str:
 def _reasoning(marks: ReasoningMarks, is_reasoning: bool, specials: Mapping[str, int]) -> str:
     """What comes before the answer: reasoning, if there is any."""
     opened = "thought GAP?" if is_reasoning else f"({_literal(marks.begin, specials)} thought GAP?)?"
-    return "\n".join([f"start: {opened} @part1", _up_to("thought", marks.end, specials), _ANY_TEXT, _GAP])
+    return "\n".join([f"start: {opened} @output", _up_to("thought", marks.end, specials), _ANY_TEXT, _GAP])
 
 
 def _up_to(rule: str, mark: str, specials: Mapping[str, int]) -> str:
@@ -115,3 +129,25 @@ def _tags(tags: Json, specials: Mapping[str, int]) -> str:
         rules.append(f"tag_{index}: trigger_{index} {rest} {_json(structure['schema'])} {closing}")
         names.append(f"tag_{index}")
     return "\n".join([f"start: ({' | '.join(names)})* TEXT", *rules])
+
+
+def _calls(calls: Json, has_answer: bool, specials: Mapping[str, int]) -> str:
+    """Calls and white space between them; or an answer."""
+    structures = calls["calls"]
+    assert isinstance(structures, list), "made by `server/tools/forced.py`"
+    rules = [r"GAP: /[ \n]{1,2}/"]
+    for index, call in enumerate(structures):
+        begin, end = _call_begin(call["begin"], specials), _literal(call["end"], specials)
+        rules.append(f"call_{index}: {begin} {_json(call['schema'])} {end}")
+    rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(structures))))
+    more = "" if calls["only_one"] else f" (GAP? call){{0,{MAX_CALLS - 1}}}"
+    return "\n".join([f"start: call{more}{' | @answer' if has_answer else ''}", *rules])
+
+
+def _call_begin(text: str, specials: Mapping[str, int]) -> str:
+    """What stands before a call's arguments. Where that is JSON, an answer might begin so too: the library can follow
+    both only while they consist of the same signs."""
+    if not text.startswith("{"):
+        return _literal(text, specials)
+    signs = _JSON_SIGN.findall(text)
+    return " ".join('" "?' if sign == " " else _literal(sign, {}) for sign in signs)

@@ -70,6 +70,14 @@ def _in_their_words(error: str, grammar: Grammar) -> str:
 def _check_schemas(grammar: Grammar) -> None:
     if grammar.kind == "json_schema":
         check_schema(_parsed(grammar.text))
+    elif grammar.kind == "calls":
+        for call in json.loads(grammar.text)["calls"]:
+            try:
+                check_schema(call["schema"])
+            except GrammarError as error:
+                raise GrammarError(f"the parameters of {call['name']}: {error}") from None
+        if grammar.answer is not None:
+            _check_schemas(grammar.answer)
     elif grammar.kind == "structural_tag":
         for index, structure in enumerate(json.loads(grammar.text)["structures"]):
             try:

@@ -28,8 +28,8 @@ _KIMI_MARK = "<|tool_call_begin|>"
 
 _INTRODUCTION = "You may call functions. Each line describes one as JSON:"
 _RULE = (
-    "To call functions, answer with nothing but a JSON array of calls, such as "
-    '[{"name": "FUNCTION", "arguments": {"PARAMETER": "VALUE"}}]. Else answer in words.'
+    "To call functions, answer with nothing but a line of JSON for each call, such as "
+    '{"name": "FUNCTION", "arguments": {"PARAMETER": "VALUE"}}. Else answer in words.'
 )
 
 
@@ -122,9 +122,9 @@ def _in_words(message: Plain, names: Mapping[str, str], form: ToolForm) -> Plain
         return {"role": "user", "content": _after(head, message["content"])}
     if "tool_calls" not in message:
         return message
-    calls = [call["function"] for call in message["tool_calls"]]
+    calls = "\n".join(_json(call["function"]) for call in message["tool_calls"])
     plain = {key: value for key, value in message.items() if key != "tool_calls"}
-    return plain | {"content": _after(_json(calls), message["content"])}
+    return plain | {"content": _after(calls, message["content"])}
 
 
 def explained(messages: Sequence[Plain], tools: Sequence[object], *, takes_parts: bool) -> list[Plain]:

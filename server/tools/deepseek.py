@@ -17,6 +17,11 @@ BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<�
 _KIND, _FENCE, _FENCE_END = "function", "```json", "```"
 
 
+def wrap(name: str) -> tuple[str, str]:
+    """What stands around a call's arguments."""
+    return f"{ALL_BEGIN}{BEGIN}{_KIND}{SEPARATOR}{name}\n{_FENCE}\n", f"\n{_FENCE_END}{END}{ALL_END}"
+
+
 def deepseek(writer: CallWriter) -> Step[None]:
     """Reads an output; never returns."""
     while True:

@@ -7,6 +7,11 @@ from server.tools.writer import CallWriter
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
+def wrap(name: str) -> tuple[str, str]:
+    """What stands around a call's arguments."""
+    return f'{BEGIN}\n{{"name": "{name}", "arguments": ', f"}}\n{END}"
+
+
 def hermes(writer: CallWriter) -> Step[None]:
     """Reads an output; never returns."""
     while True:

@@ -13,6 +13,11 @@ BEGIN, SEPARATOR, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "
 _PREFIX = "functions."
 
 
+def wrap(name: str) -> tuple[str, str]:
+    """What stands around a call's arguments."""
+    return f"{ALL_BEGIN}{BEGIN}{_PREFIX}{name}:0{SEPARATOR}", f"{END}{ALL_END}"
+
+
 def kimi(writer: CallWriter) -> Step[None]:
     """Reads an output; never returns."""
     while True:

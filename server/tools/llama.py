@@ -8,6 +8,11 @@ from server.tools.writer import CallWriter
 TAG = "<|python_tag|>"
 
 
+def wrap(name: str) -> tuple[str, str]:
+    """What stands around a call's arguments."""
+    return f'{{"name": "{name}", "parameters": ', "}"
+
+
 def llama(writer: CallWriter) -> Step[None]:
     """Reads an output; never returns."""
     while True:

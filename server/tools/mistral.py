@@ -8,6 +8,11 @@ from server.tools.writer import CallDraft, CallWriter, Malformed
 BEGIN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
+def wrap(name: str) -> tuple[str, str]:
+    """What stands around a call's arguments."""
+    return f'{BEGIN}[{{"name": "{name}", "arguments": ', "}]"
+
+
 def mistral(writer: CallWriter) -> Step[None]:
     """Reads an output; never returns."""
     while True:

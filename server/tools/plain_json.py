@@ -1,13 +1,17 @@
-"""Calls as plain JSON: an output that is `{"name": "f", "arguments": {}}` or an array of such objects.
+"""Calls as plain JSON: an output that is `{"name": "f", "arguments": {}}`, several of them, or an array of them.
 
-What models without a format of their own are asked for, and what a grammar makes any model write. API process. Pure.
+What models without a format of their own are asked for, and those made to write whose own format is no JSON. API
+process. Pure.
 """
 
-from collections.abc import Callable
+from server.tools.json_steps import call_array, call_objects
+from server.tools.steps import Step, content_until
+from server.tools.writer import CallWriter
 
-from server.tools.json_steps import arguments, call_array, call_objects
-from server.tools.steps import Step, content_until, next_char
-from server.tools.writer import CallDraft, CallWriter
+
+def wrap(name: str) -> tuple[str, str]:
+    """What stands around a call's arguments."""
+    return f'{{"name": "{name}", "arguments": ', "}"
 
 
 def plain_json(writer: CallWriter) -> Step[None]:
@@ -20,18 +24,3 @@ def plain_json(writer: CallWriter) -> Step[None]:
             yield from call_array(writer)
         else:
             yield from call_objects(writer, marker)
-
-
-def arguments_of(name: str) -> Callable[[CallWriter], Step[None]]:
-    """A format whose outputs are the arguments of one call of this function."""
-
-    def read(writer: CallWriter) -> Step[None]:
-        if writer.is_blank:
-            draft = CallDraft(writer)
-            draft.named(name)
-            yield from arguments((yield from next_char()), draft)
-            draft.close()
-        while True:
-            yield from content_until(writer)
-
-    return read

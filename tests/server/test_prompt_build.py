@@ -204,7 +204,7 @@ def test_parts_are_joined_and_roles_are_known(tokenizer: Tokenizer, builder: Pro
     assert chat(builder, [user(parts)]) == chat(builder, [user("one\ntwo")])
     developer = chat(builder, [{"role": "developer", "content": "x"}, user("y")])
     assert developer == chat(builder, [{"role": "system", "content": "x"}, user("y")])
-    in_words = {"role": "assistant", "content": '[{"name": "f", "arguments": {}}]'}
+    in_words = {"role": "assistant", "content": '{"name": "f", "arguments": {}}'}
     assert chat(builder, [call("f", "{}"), user("y")]) == chat(builder, [in_words, user("y")])
     open_end = asyncio.run(
         builder.chat([user("y")], max_model_len=LENGTH, options=ChatOptions(add_generation_prompt=False))

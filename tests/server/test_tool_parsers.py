@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from server.detokenize import TextDecoder
 from server.tools.calls import CallPart
 from server.tools.formats import FORMATS, format_of
-from server.tools.plain_json import arguments_of
 from server.tools.reader import Format, ToolReader
-from tests.server.transcripts import ALL, CASES, HARD_JSON, PARIS_JSON, TOOLS, Transcript
+from tests.server.transcripts import ALL, CASES, PARIS_JSON, TOOLS, Transcript
 
 Found = tuple[str, list[tuple[str, str]], bool]
 IDS = [f"{name}-{index}" for name, transcripts in ALL.items() for index in range(len(transcripts))]
@@ -138,16 +137,6 @@ def test_one_call_may_be_all() -> None:
     reader.push(call[-20:] * 2 + call)
     assert reader.is_over and reader.has_calls
     assert joined(reader.take()[1]) == [("get_weather", '{"city":"Paris"}')]
-
-
-def test_arguments_alone() -> None:
-    assert read(arguments_of("write_file"), [HARD_JSON + "\n"])[1][0][0] == "write_file"
-    assert read(arguments_of("get_weather"), [" " + PARIS_JSON[:-1]]) == (
-        "",
-        [("get_weather", '{"city":"Paris"')],
-        False,
-    )
-    assert read(arguments_of("get_weather"), ["Paris"]) == ("Paris", [], False)
 
 
 @pytest.mark.parametrize(("depth", "complete"), [(64, True), (65, False)])

@@ -97,8 +97,8 @@ def test_templates_without_tools_are_told_in_words() -> None:
     assert text.startswith("<|im_start|>system\nYou may call functions.")
     assert '\n{"type": "function", "function": {"name": "get_weather"' in text
     assert (
-        '<|im_start|>assistant\n[{"name": "get_weather", "arguments": {"city": "Paris"}}, '
-        '{"name": "get_weather", "arguments": {"city": "Rome"}}]<|im_end|>\n'
+        '<|im_start|>assistant\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
+        '{"name": "get_weather", "arguments": {"city": "Rome"}}<|im_end|>\n'
         "<|im_start|>user\nResult of get_weather:\n12<|im_end|>\n" in text
     )
     told = build(tool_templates.PLAIN, [{"role": "system", "content": "Be brief."}, *TALK], tools=[TOOL])

@@ -8,7 +8,6 @@ import pytest
 from server.gateway_config import ToolCallParser
 from server.output_forms import OutputForms
 from server.prompt.build import PromptBuilder
-from server.tools.forced import forced_schema
 from server.tools.formats import FORMATS
 from server.tools.use import ToolUse
 from tests.server.exchange import Answer, chat, finishes_of
@@ -162,10 +161,10 @@ def test_marks_that_are_special_tokens() -> None:
     tokenizer = make_tokenizer("[TOOL_CALLS]", "[ARGS]", "[OTHER]", template="{{ tools }}[TOOL_CALLS]{{ messages }}")
     forms = OutputForms(PromptBuilder(tokenizer), "auto")
     use = ToolUse(functions=TOOLS)
-    form = forms.of(use, is_reasoning=False, shows_reasoning=True)
+    form, _ = forms.of(use, None, is_reasoning=False, shows_reasoning=True)
     assert form.format is FORMATS["mistral"].read
     assert {tokenizer.token_text(id) for id in form.markup_ids} == {"[TOOL_CALLS]", "[ARGS]"}
-    assert forms.of(None, is_reasoning=False, shows_reasoning=True).markup_ids == frozenset()
+    assert forms.of(None, None, is_reasoning=False, shows_reasoning=True)[0].markup_ids == frozenset()
 
 
 def test_every_parser_can_be_chosen() -> None:
@@ -196,22 +195,3 @@ def test_the_same_id_may_come_again_later() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     turn = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "x"}]
     assert chat(make_app(FakeEngine()), messages=[{"role": "user", "content": "hi"}, *turn, *turn]).status == 200
-
-
-def test_what_a_forced_call_must_be() -> None:
-    tree = {
-        "type": "object",
-        "properties": {"tree": {"$ref": "#/$defs/node"}, "all": {"$ref": "#"}},
-        "$defs": {"node": {"type": "object"}},
-    }
-    use = ToolUse(functions={"f": tree, "g": {}}, mode="required", only_one=True)
-    schema = forced_schema(use)
-    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
-    assert schema["$defs"]["tool0"]["properties"] == {
-        "tree": {"$ref": "#/$defs/tool0/$defs/node"},
-        "all": {"$ref": "#/$defs/tool0"},
-    }
-    assert schema["$defs"]["tool1"] == {"type": "object", "properties": {}, "additionalProperties": False}
-    assert [item["properties"]["name"]["const"] for item in schema["items"]["anyOf"]] == ["f", "g"]
-    named = ToolUse(functions={"f": {"type": "object", "anyOf": [{}]}}, mode="named", only_one=True)
-    assert forced_schema(named) == {"type": "object", "properties": {}, "anyOf": [{}]}
