@@ -11,7 +11,7 @@ from server.errors import BadRequest
 from server.grammar.compiler import compile_grammar
 from server.grammar.digits import DigitRun
 from server.grammar.grammar import Grammar
-from server.grammar.lark import json_after
+from server.grammar.lark import MAX_CALLS, json_after
 from server.output_forms import OutputForms
 from server.prompt.build import PromptBuilder
 from server.prompt.tokenizer import Tokenizer
@@ -99,6 +99,12 @@ def test_formats_that_are_no_json_are_left_for_json(format: str) -> None:
     assert forced(format, PLAIN).takes(call("now", "json", "{}"))
     form, _ = OutputForms(PromptBuilder(PLAIN), format).of(USE, None, is_reasoning=False, shows_reasoning=True)
     assert form.format is FORMATS["json"].read
+
+
+def test_calls_are_bounded() -> None:
+    follower, now = forced("hermes", PLAIN), call("now", "hermes", "{}")
+    assert follower.takes("\n".join([now] * MAX_CALLS))
+    assert not follower.takes("\n".join([now] * (MAX_CALLS + 1)))
 
 
 def test_one_call_at_most() -> None:
