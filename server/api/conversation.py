@@ -33,14 +33,14 @@ async def start_chat(request: Request, gateway: Gateway, body: ChatBody, *, drop
     admission = admission_of(request)
     prompt = await prompt_of_chat(request, gateway, body, admission, drop_oldest=drop_oldest)
     shows_reasoning = body.include_reasoning is not False
-    form, grammar = gateway.forms.of(
+    form, wanted = gateway.forms.of(
         body.tool_use, body.grammar, is_reasoning=prompt.is_reasoning, shows_reasoning=shows_reasoning
     )
-    lark = await checked_grammar(gateway, grammar)
+    grammar = await checked_grammar(gateway, wanted)
     body = body.model_copy(update={"messages": []})  # a stream may last, and images are megabytes
     held_body_of(request).release()
     prepared = Prepared(ids=prompt.ids, images=prompt.images, form=form)
-    return start(gateway, record_of(request), body, [prepared], admission, lark)
+    return start(gateway, record_of(request), body, [prepared], admission, grammar)
 
 
 async def prompt_of_chat(

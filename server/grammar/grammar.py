@@ -16,8 +16,8 @@ class Grammar:
     kind: Kind
     text: str = ""
     """By kind: nothing; a JSON schema; a regular expression; a JSON list of strings; a grammar in Lark's or llama.cpp's
-    notation; JSON with `structures` (each begin, schema, end) and `triggers`; JSON with `calls` (as structures, with a name)
-    and `only_one`."""
+    notation; JSON with `structures` (each begin, schema, end) and `triggers`; JSON with `calls` (structures
+    with names) and `only_one`."""
     answer: "Grammar | None" = None
     """Of kind `calls`: what may come instead."""
     param: str = "structured_outputs"

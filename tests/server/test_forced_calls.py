@@ -11,7 +11,7 @@ from server.errors import BadRequest
 from server.grammar.compiler import compile_grammar
 from server.grammar.digits import DigitRun
 from server.grammar.grammar import Grammar
-from server.grammar.lark import MAX_CALLS, json_after
+from server.grammar.lark import MAX_CALLS
 from server.output_forms import OutputForms
 from server.prompt.build import PromptBuilder
 from server.prompt.tokenizer import Tokenizer
@@ -45,8 +45,8 @@ class Follower:
         assert grammar is not None
         checker = LocalChecker(tokenizer)
         self.tokenizer = tokenizer
-        self.lark = asyncio.run(checker.lark(grammar))
-        self.start = compile_grammar(self.lark, checker.trie)
+        self.grammar = asyncio.run(checker.check(grammar))
+        self.start = compile_grammar(self.grammar.source, checker.trie)
 
     def takes(self, text: str) -> bool:
         """All of it, and it may end there."""
@@ -132,7 +132,7 @@ def test_the_grammar_follows_the_reasoning(tokenizer: Tokenizer, begin: str, end
     assert opened.takes(f"{thought}{end}{text}")
     assert opened.takes(f"{end}\n{text}")
     assert not opened.takes(text)
-    assert json_after(opened.lark) == end
+    assert opened.grammar.json_after == end
 
 
 def test_calls_or_an_answer_of_a_form() -> None:
@@ -148,7 +148,7 @@ def test_calls_or_an_answer_of_a_form() -> None:
     regex = Grammar(kind="regex", text="yes|no")
     follower = forced("hermes", PLAIN, replace(USE, mode="auto"), regex)
     assert follower.takes("yes") and follower.takes(call("now", "hermes", "{}")) and not follower.takes("maybe")
-    assert json_after(follower.lark) is None
+    assert follower.grammar.json_after is None
     assert not forced("hermes", PLAIN, USE, ANSWER).takes('{"n": 1}')
 
 
@@ -181,14 +181,14 @@ def test_forced_calls_through_the_route(choice: object, finish: str) -> None:
     answer = chat(make_app(engine), tools=tools, tool_choice=choice).json["choices"][0]
     assert answer["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
     assert (answer["message"]["content"], answer["finish_reason"]) == (None, finish)
-    assert ("get_weather" in engine.requests[0].sampling.grammar) == (choice == "required")
+    assert ("get_weather" in engine.requests[0].sampling.grammar.source) == (choice == "required")
     broken = FakeEngine(script=says("no call"), max_model_len=4096)
     answer = chat(make_app(broken), tools=tools, tool_choice=choice).json["choices"][0]
     assert (answer["message"]["content"], answer["finish_reason"]) == ("no call", "stop")
 
 
 def test_digits_are_counted_after_the_reasoning() -> None:
-    run = DigitRun(after=b"</think>")
+    run = DigitRun(mark=b"</think>")
     for piece in (b'"odd 12', b"345 </th", b"ink>", b'{"a": "1234', b'", "b": 12'):
         run.feed(piece)
     assert (run.length, run.in_string) == (2, False)
