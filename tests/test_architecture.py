@@ -30,6 +30,7 @@ RUNTIME_USERS = {
     "server/doctor.py",
     "server/engine_bench.py",
     "server/speculation_bench.py",
+    "server/speculation_check.py",
     "server/quality_command.py",
 }
 RUNTIME_LEAVES = {
