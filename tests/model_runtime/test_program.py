@@ -144,10 +144,11 @@ def test_images_that_attend_to_themselves_both_ways() -> None:
     assert_same(decoder, make_batch(decoder.config, spans=((1, 34, 38), (3, 2, 9))))
 
 
-def test_a_wide_step_is_shared_between_threads() -> None:
-    """Enough tokens that every operation is cut into pieces."""
-    config = replace(PLAIN, hidden_size=128, intermediate_size=192, num_layers=1, sliding_windows=(0,))
-    decoder = make_decoder(config, compiled())
+@pytest.mark.parametrize("storage", ["float32", "mixed"])
+def test_a_long_step_passes_a_layer_in_parts(storage: str) -> None:
+    """With two threads, 200 rows are four parts of 48 and 56, the last of which ends within a group of 16."""
+    config = replace(PLAIN, hidden_size=128, intermediate_size=192, num_layers=2, sliding_windows=(0, 0))
+    decoder = make_decoder(config, compiled(), storage)
     batch = batch_of([100, 100], [100, 110], BLOCK_SIZE, NUM_BLOCKS)
     assert_same(decoder, batch)
 
