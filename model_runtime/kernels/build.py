@@ -22,6 +22,7 @@ from model_runtime.config import CACHE_VARIABLE, cache_dir
 SOURCE_DIR = Path(__file__).parent
 SOURCES = (
     "linear.cpp",
+    "linear_amx.cpp",
     "integer.cpp",
     "quantize.cpp",
     "elementwise.cpp",
@@ -37,6 +38,9 @@ HEADERS = (
     "attention_tile.h",
     "pool.h",
     "linear.h",
+    "amx.h",
+    "linear_pieces.h",
+    "linear_row.h",
     "layer_ops.h",
     "integer.h",
     "integer_dot.h",

@@ -2,42 +2,24 @@
 // The integers of a tile go through memory to the vector registers, where the floats are added as integer.h says.
 #pragma once
 
+#include "amx.h"
 #include "integer_tile.h"
 
-#if defined(__AMX_INT8__) && defined(__AVX512VNNI__) && defined(__linux__)
-#define HAVE_AMX
-#include <sys/syscall.h>
-#include <unistd.h>
-
+#ifdef HAVE_AMX
 namespace amx {
 
 constexpr int64_t GROUP = QuantizedRows::GROUP;
 
-// Whether the system lets this process use the unit; it must be asked once.
-inline bool allowed() {
-    constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    static const bool granted = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-    return granted;
+// Registers for tiles of `rows` rows. 0 to 3 are sums [rows][16 int32] of the first and second plane of an even and an
+// odd block, 4 and 5 the planes of rows [rows][32 int8], 6 outputs [8 groups][16][4 int8].
+inline Shapes integer_shapes(int64_t rows) {
+    Shapes shapes;
+    std::fill_n(shapes.row_bytes, 7, 64);
+    std::fill_n(shapes.row_bytes + 4, 2, 32);
+    std::fill_n(shapes.rows, 6, uint8_t(rows));
+    shapes.rows[6] = 8;
+    return shapes;
 }
-
-// The unit's registers of the calling thread, for tiles of `rows` rows, until the end of this object. 0 to 3 are sums
-// [rows][16 int32] of the first and second plane of an even and an odd block, 4 and 5 the planes of rows [rows][32 int8],
-// 6 outputs [8 groups][16][4 int8].
-struct Registers {
-    explicit Registers(int64_t rows) {
-        struct alignas(64) {
-            uint8_t palette = 1, start = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {64, 64, 64, 64, 32, 32, 64};
-            uint8_t rows[16] = {};
-        } config;
-        std::fill_n(config.rows, 6, uint8_t(rows));
-        config.rows[6] = 8;
-        asm volatile("" ::"r"(&config) : "memory");  // GCC's intrinsic says that it reads the first 8 bytes alone
-        _tile_loadconfig(&config);
-    }
-    ~Registers() { _tile_release(); }
-    Registers(const Registers&) = delete;
-};
 
 // Integers of a panel as signed bytes [block][8 groups][16][4]: those of 4 bits less 8, in Q4_1 as they are.
 template <int64_t FORMAT> const uint8_t* signed_bytes(const Panel& p, int64_t blocks, uint8_t* out) {
@@ -177,7 +159,7 @@ void multiply_panels(const Matrix& w, int64_t panel, int64_t panel_end, const Qu
                      int64_t row_end, float* y) {
     static thread_local std::vector<uint8_t> scratch;
     scratch.resize(std::max<size_t>(scratch.size(), FORMAT == Q8_0 ? 0 : w.K * PANEL));
-    const Registers registers(std::min(M, GROUP));
+    const Registers registers(integer_shapes(std::min(M, GROUP)));
     for (; panel < panel_end; panel++) {
         const Panel p(w, panel);
         const uint8_t* quants = signed_bytes<FORMAT>(p, w.K / BLOCK, scratch.data());

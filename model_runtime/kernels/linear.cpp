@@ -1,4 +1,5 @@
-// linear: y[M][N] = x[M][K] w[N][K]^T + bias, and the packing of w into panels [ceil(N / 16)][K][16], zero padded.
+// linear: y[M][N] = x[M][K] w[N][K]^T + bias, and the packing of w into panels [ceil(N / 16)][K][16], zero padded. Where
+// the processor has a matrix unit for floats, linear_amx.cpp computes it; what follows is for the others.
 //
 // Each number of y is the sum, in order, of one partial sum per block of 256 k; that is the sum, in order, of chains of
 // 64 fused multiply-adds in the order of k, each of which starts from zero; the bias comes last. Short chains keep
@@ -263,6 +264,7 @@ void linear(const Matrix& w, const float* x, int64_t M, float* y) {
     const int64_t passes = divide_up(M * w.K, COPIED);
     for (int64_t pass = 0; pass < passes; pass++) {
         const int64_t row = M * pass / passes, rows = M * (pass + 1) / passes - row;
+        if (linear_amx(w, x + row * w.K, rows, y + row * w.N)) continue;
         const Problem p{x + row * w.K, 0, w.data, w.bias, y + row * w.N, rows, w.N, w.K};
         w.format == FLOAT32 ? multiply<float>(p) : w.format == BFLOAT16 ? multiply<bf16>(p) : multiply<fp16>(p);
     }

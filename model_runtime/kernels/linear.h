@@ -15,3 +15,6 @@ struct Matrix {
 
 // y[M][N] = x[M][K] w[N][K]^T + bias.
 void linear(const Matrix& w, const float* x, int64_t M, float* y);
+
+// The same for matrices of floats in the processor's matrix unit; false, having done nothing, where there is none.
+bool linear_amx(const Matrix& w, const float* x, int64_t M, float* y);

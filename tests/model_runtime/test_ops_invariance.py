@@ -35,7 +35,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", STORAGE_TYPES)
-@pytest.mark.parametrize(("n", "k"), [(70, 577), (16, 100)])
+@pytest.mark.parametrize(("n", "k"), [(70, 577), (16, 100), (40, 1100)])
 def test_a_row_of_linear_is_the_same_in_every_batch(threads: None, dtype: torch.dtype, n: int, k: int) -> None:
     ops = compiled()
     weight, bias, x = ops.pack(randn(n, k, seed=1).to(dtype)), randn(n, seed=2), randn(300, k, seed=3)
