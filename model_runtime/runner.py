@@ -100,6 +100,7 @@ def _concatenate(parts: list[RowLogprobs]) -> RowLogprobs:
     lengths = [length for part in parts for length in np.diff(np.asarray(part.top_offsets)).tolist()]
     return RowLogprobs(
         chosen=sum((part.chosen for part in parts), floats()),
+        ranks=sum((part.ranks for part in parts), ints()),
         top_ids=sum((part.top_ids for part in parts), ints()),
         top_values=sum((part.top_values for part in parts), floats()),
         top_offsets=ints([0, *accumulate(lengths)]),

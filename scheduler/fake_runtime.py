@@ -200,4 +200,5 @@ def _logprobs(states: list[int], pairs: list[tuple[int, int]], num_tops: "array[
             top_values.append(logprob(states[row], token))
         ends.append(len(top_ids))
     chosen = floats([logprob(states[row], token) for row, token in pairs])
-    return RowLogprobs(chosen=chosen, top_ids=top_ids, top_values=top_values, top_offsets=ends)
+    ranks = ints([token + 1 for _, token in pairs])
+    return RowLogprobs(chosen=chosen, ranks=ranks, top_ids=top_ids, top_values=top_values, top_offsets=ends)

@@ -12,7 +12,7 @@ def logprob_at(rows: RowLogprobs, row: int) -> TokenLogprob:
     """Log-probability of one row with its alternatives."""
     start, end = rows.top_offsets[row], rows.top_offsets[row + 1]
     top = tuple(zip(rows.top_ids[start:end], rows.top_values[start:end], strict=True))
-    return TokenLogprob(value=rows.chosen[row], top=top)
+    return TokenLogprob(value=rows.chosen[row], top=top, rank=rows.ranks[row])
 
 
 def ending(seq: Sequence) -> tuple[FinishReason | None, int | None]:

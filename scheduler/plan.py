@@ -184,6 +184,9 @@ class RowLogprobs:
 
     chosen: "array[float]" = field(default_factory=floats)
     """float32 [N]: of the sampled or target token; 0 where none was asked for."""
+    ranks: "array[int]" = field(default_factory=ints)
+    """int32 [N]: how many tokens are at least as likely as that one, itself counted, ties by lower id; 0 where none was
+    asked for or logits were not finite."""
     top_ids: "array[int]" = field(default_factory=ints)
     top_values: "array[float]" = field(default_factory=floats)
     top_offsets: "array[int]" = field(default_factory=offsets)

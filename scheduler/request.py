@@ -138,6 +138,8 @@ class TokenLogprob(NamedTuple):
 
     value: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
+    """As in `plan.RowLogprobs.ranks`."""
 
 
 class TokenEvent(NamedTuple):

@@ -24,7 +24,7 @@ WINDOWS = 12
 def _result(plan: StepPlan) -> StepResult:
     """Token 7 for each row."""
     rows = len(plan.sample.rows)
-    logprobs = RowLogprobs(chosen=floats([0.0] * rows), top_offsets=ints([0] * (rows + 1)))
+    logprobs = RowLogprobs(chosen=floats([0.0] * rows), ranks=ints([0] * rows), top_offsets=ints([0] * (rows + 1)))
     return StepResult(step_id=plan.step_id, token_ids=ints([7] * rows), sampled=logprobs, scored=RowLogprobs())
 
 

@@ -16,7 +16,7 @@ STOP_TOKEN = 1
 
 def _expected_logprob(state: int, token: int, num_top: int) -> TokenLogprob:
     top = tuple((other, logprob(state, other)) for other in range(num_top))
-    return TokenLogprob(value=logprob(state, token), top=top)
+    return TokenLogprob(value=logprob(state, token), top=top, rank=token + 1)
 
 
 def _prompt_rows(request: Request) -> list[int]:

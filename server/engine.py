@@ -182,7 +182,8 @@ class EngineLoop:
 
 
 def _logprob_to_wire(logprob: TokenLogprob) -> wire.Logprob:
-    return wire.Logprob(logprob.value, [token for token, _ in logprob.top], [value for _, value in logprob.top])
+    ids, values = [token for token, _ in logprob.top], [value for _, value in logprob.top]
+    return wire.Logprob(logprob.value, ids, values, logprob.rank)
 
 
 def _to_wire(event: TokenEvent) -> wire.Event:

@@ -14,7 +14,7 @@ import msgspec
 from model_runtime.config import RuntimeInfo
 from scheduler.request import SamplingParams
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 SUPERVISOR = b"supervisor"
 """ZeroMQ identity of the supervisor."""
@@ -70,6 +70,8 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     value: float
     top_ids: list[int] = []
     top_values: list[float] = []
+    rank: int = 0
+    """As in `scheduler.plan.RowLogprobs.ranks`."""
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):

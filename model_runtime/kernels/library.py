@@ -34,7 +34,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "workspace": (N, (P, N, N)),
     "run_layers": (N, (P, P, N, P, P)),
     "sample": (N, (P, N, N, N, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P)),
-    "logprobs": (None, (P, N, N, P, P, P, P, P, P)),
+    "logprobs": (None, (P, N, N, P, P, P, P, P, P, P)),
 }
 """Result and argument types of each function `fl_<name>`."""
 

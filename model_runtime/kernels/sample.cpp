@@ -167,12 +167,22 @@ int32_t sample_row(float* x, int64_t V, const SampleRows& rows, int64_t r) {
     return id;
 }
 
-void row_logprobs(const float* x, int64_t V, int32_t chosen_id, int64_t num_top, float& chosen, int32_t* top_ids,
-                  float* top_values) {
+// The place of token `id`, most likely first, ties by lower id: 1 for the most likely.
+int32_t rank_of(const float* x, int64_t V, int32_t id) {
+    const float value = x[id];
+    int32_t above = 0, ties = 0;
+    for (int64_t v = 0; v < V; v++) above += x[v] > value;
+    for (int64_t v = 0; v <= id; v++) ties += x[v] == value;
+    return above + ties;
+}
+
+void row_logprobs(const float* x, int64_t V, int32_t chosen_id, int64_t num_top, float& chosen, int32_t& rank,
+                  int32_t* top_ids, float* top_values) {
     const Blocks blocks(x, V);
     const float best = find_maxima(blocks, scratch.maxima);
     if (std::isnan(best)) {
         chosen = LOGPROB_FLOOR;
+        rank = 0;
         std::fill_n(top_values, num_top, LOGPROB_FLOOR);
         for (int64_t i = 0; i < num_top; i++) top_ids[i] = int32_t(i);
         return;
@@ -182,6 +192,7 @@ void row_logprobs(const float* x, int64_t V, int32_t chosen_id, int64_t num_top,
         return std::max(LOGPROB_FLOOR, float(double(logit) - double(best) - log_sum));
     };
     chosen = chosen_id < 0 ? LOGPROB_FLOOR : logprob(x[chosen_id]);
+    rank = chosen_id < 0 ? 0 : rank_of(x, V, chosen_id);
     if (num_top == 0) return;
     Candidates& top = scratch.candidates;
     top.collect_top(blocks, scratch.maxima, num_top);
@@ -223,14 +234,14 @@ int64_t fl_sample(float* logits, int64_t R, int64_t V, int64_t num_masks, const 
     return 0;
 }
 
-// Of token_ids [R] (FAILED_TOKEN gets the floor) to `chosen`, and of the most likely tokens: those of row r to
-// top_offsets[r] .. top_offsets[r + 1]. Rows with NO_LOGPROBS are left alone.
+// Of token_ids [R] (FAILED_TOKEN gets the floor) to `chosen`, their ranks to `ranks`, and of the most likely tokens:
+// those of row r to top_offsets[r] .. top_offsets[r + 1]. Rows with NO_LOGPROBS are left alone.
 void fl_logprobs(const float* logits, int64_t R, int64_t V, const int32_t* token_ids, const int32_t* top_logprobs,
-                 const int32_t* top_offsets, float* chosen, int32_t* top_ids, float* top_values) {
+                 const int32_t* top_offsets, float* chosen, int32_t* ranks, int32_t* top_ids, float* top_values) {
     for_rows(R, V, [&](int64_t r) {
         if (top_logprobs[r] == NO_LOGPROBS) return;
         const int64_t first = top_offsets[r], count = top_offsets[r + 1] - first;
-        row_logprobs(logits + r * V, V, token_ids[r], count, chosen[r], top_ids + first, top_values + first);
+        row_logprobs(logits + r * V, V, token_ids[r], count, chosen[r], ranks[r], top_ids + first, top_values + first);
     });
 }
 }

@@ -71,9 +71,9 @@ def _logprobs(logits_NV: Tensor, token_ids: "array[int]", top_logprobs: "array[i
     """Of the tokens `token_ids`, and of the `top_logprobs` most likely ones, where that is not NO_LOGPROBS."""
     num_rows, vocab = logits_NV.shape
     offsets = ints([*accumulate((min(max(count, 0), vocab) for count in top_logprobs), initial=0)])
-    chosen = floats([0.0] * num_rows)
+    chosen, ranks = floats([0.0] * num_rows), ints([0] * num_rows)
     top_ids, top_values = ints([0] * offsets[-1]), floats([0.0] * offsets[-1])
     if max(top_logprobs, default=NO_LOGPROBS) != NO_LOGPROBS:
-        columns: tuple[Buffer, ...] = (token_ids, top_logprobs, offsets, chosen, top_ids, top_values)
+        columns: tuple[Buffer, ...] = (token_ids, top_logprobs, offsets, chosen, ranks, top_ids, top_values)
         library().logprobs(logits_NV.data_ptr(), num_rows, vocab, *map(_address, columns))
-    return RowLogprobs(chosen=chosen, top_ids=top_ids, top_values=top_values, top_offsets=offsets)
+    return RowLogprobs(chosen=chosen, ranks=ranks, top_ids=top_ids, top_values=top_values, top_offsets=offsets)

@@ -181,24 +181,34 @@ def _logprobs(logits_RV: Tensor, ids_R: Tensor, top_R: NDArray[np.int32]) -> Row
     """Of the tokens ids_R (FAILED_TOKEN gets the floor) and of the top_R most likely ones, where top_R says so."""
     asked = np.flatnonzero(top_R != NO_LOGPROBS)
     counts_R = top_R.clip(0, logits_RV.shape[1])
-    chosen_R = np.zeros(len(top_R), dtype=np.float32)
+    chosen_R, ranks_R = np.zeros(len(top_R), dtype=np.float32), np.zeros(len(top_R), dtype=np.int32)
     offsets = ints([0, *np.cumsum(counts_R).tolist()])
     if len(asked) == 0:
-        return RowLogprobs(chosen=floats(chosen_R.tolist()), top_offsets=offsets)
+        return RowLogprobs(chosen=floats(chosen_R.tolist()), ranks=ints(ranks_R.tolist()), top_offsets=offsets)
     where = torch.from_numpy(asked).to(logits_RV.device)
     logits_AV, ids_A1 = logits_RV[where], ids_R[where][:, None]
     logprobs_AV = logits_AV.log_softmax(dim=1)
     chosen_A = _finite(logprobs_AV.gather(1, ids_A1.clamp(min=0))).masked_fill(ids_A1 < 0, LOGPROB_FLOOR)[:, 0]
     chosen_R[asked] = chosen_A.cpu().numpy()
+    ranks_R[asked] = _ranks(logits_AV, ids_A1).cpu().numpy()
     _, top_ids_AC = ranked(logits_AV, max(1, int(counts_R.max())))
     values_AC = logprobs_AV.gather(1, top_ids_AC)
     wanted_AC = torch.arange(values_AC.shape[1]) < torch.from_numpy(counts_R[asked])[:, None]
     return RowLogprobs(
         chosen=floats(chosen_R.tolist()),
+        ranks=ints(ranks_R.tolist()),
         top_ids=ints(top_ids_AC.cpu()[wanted_AC].tolist()),
         top_values=floats(_finite(values_AC).cpu()[wanted_AC].tolist()),
         top_offsets=offsets,
     )
+
+
+def _ranks(logits_AV: Tensor, ids_A1: Tensor) -> Tensor:
+    """[A]: the place of each token in its row, most likely first, ties by lower id; 0 where logits are not finite."""
+    chosen_A1 = logits_AV.gather(1, ids_A1.clamp(min=0))
+    before_AV = torch.arange(logits_AV.shape[1], device=logits_AV.device) <= ids_A1
+    ranks_A = ((logits_AV > chosen_A1) | ((logits_AV == chosen_A1) & before_AV)).sum(dim=1)
+    return ranks_A.masked_fill(~torch.isfinite(logits_AV.amax(dim=1)) | (ids_A1[:, 0] < 0), 0)
 
 
 def _finite(logprobs: Tensor) -> Tensor:

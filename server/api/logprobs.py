@@ -90,20 +90,18 @@ def prompt_logprobs(
     generation: Generation, index: int, count: int, naming: TokenNaming
 ) -> list[dict[str, object] | None]:
     """vLLM's `prompt_logprobs` of the prompt that choice `index` continues: None for its first token, then for each the
-    token itself and its `count` most likely alternatives, by id. `rank` counts from 1, None where it is not known."""
+    token itself and its `count` most likely alternatives, by id. `rank` counts from 1, None where logits were not
+    finite."""
     tokens = generation.prompt_ids(index)[1:]
     found = zip(tokens, generation.prompt_logprobs(index), strict=True)
     return [None, *(_prompt_entry(token_id, entry, count, naming) for token_id, entry in found)]
 
 
 def _prompt_entry(token_id: int, logprob: Logprob, count: int, naming: TokenNaming) -> dict[str, object]:
-    ranks = {top_id: rank for rank, top_id in enumerate(logprob.top_ids, start=1)}
-    values = dict(zip(logprob.top_ids[:count], logprob.top_values[:count], strict=True))
+    found = {token_id: (logprob.value, logprob.rank or None)}
+    for rank, (top_id, value) in enumerate(zip(logprob.top_ids[:count], logprob.top_values[:count], strict=True), 1):
+        found.setdefault(top_id, (value, rank))
     return {
-        str(known): {
-            "logprob": value,
-            "rank": ranks.get(known),
-            "decoded_token": naming.data(known).decode("utf-8", "replace"),
-        }
-        for known, value in ({token_id: logprob.value} | values).items()
+        str(known): {"logprob": value, "rank": rank, "decoded_token": naming.data(known).decode("utf-8", "replace")}
+        for known, (value, rank) in found.items()
     }

@@ -110,6 +110,7 @@ def test_scores_in_chunks_as_if_at_once(runner: Runner, model: Successor) -> Non
     other = -math.log(math.exp(9.0) + VOCAB - 1)
     expected = [other + (9.0 if index % 3 else 0.0) for index in range(count)]
     assert list(result.scored.chosen) == pytest.approx(expected, abs=1e-5)
+    assert len(result.scored.ranks) == len(expected) and min(result.scored.ranks) >= 1
     offsets = result.scored.top_offsets
     assert [end - start for start, end in pairwise(offsets)] == list(score.top_logprobs)
     tops = [list(result.scored.top_ids[start:end]) for start, end in pairwise(offsets)]

@@ -217,5 +217,12 @@ def test_score(ops: Ops) -> None:
     rows = ScoreRows(rows=ints([4, 9, 11]), targets=ints([8, 3, 7]), top_logprobs=ints([0, 2, 1]))
     scored = ops.score(torch.from_numpy(logits), rows)
     assert list(scored.chosen) == pytest.approx([expected[0, 8], expected[1, 3], LOGPROB_FLOOR], abs=1e-6)
+    assert list(scored.ranks) == [1 + (logits[0] > logits[0, 8]).sum(), 1 + (logits[1] > logits[1, 3]).sum(), 50]
     assert list(scored.top_offsets) == [0, 0, 2, 3]
     assert list(scored.top_ids) == [*np.argsort(-logits[1])[:2], logits[2].argmax()]
+
+
+def test_ranks_count_from_the_most_likely_and_ties_by_id(ops: Ops) -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, -math.inf, 2.0]] * 5 + [[math.nan, 0.0, 0.0, 0.0, 0.0]])
+    rows = ScoreRows(rows=ints(range(6)), targets=ints([1, 2, 4, 0, 3, 1]), top_logprobs=ints([0] * 6))
+    assert list(ops.score(logits, rows).ranks) == [1, 2, 3, 4, 5, 0]

@@ -104,7 +104,9 @@ def answer(plan: StepPlan, tokens: Sequence[int] | int = 7, failed_slots: Sequen
 
 
 def _logprobs(num_rows: int) -> RowLogprobs:
-    return RowLogprobs(chosen=floats([-1.0] * num_rows), top_offsets=ints([0] * (num_rows + 1)))
+    return RowLogprobs(
+        chosen=floats([-1.0] * num_rows), ranks=ints([1] * num_rows), top_offsets=ints([0] * (num_rows + 1))
+    )
 
 
 def step(

@@ -77,7 +77,7 @@ def test_logprobs_come_from_the_rows_of_their_tokens() -> None:
     scheduler = _started(Stub([1, 2]), SamplingParams(max_tokens=100, logprobs=0))
     plan = scheduler.plan(0.0)
     assert plan is not None
-    sampled = RowLogprobs(chosen=floats([-1.0, -2.0, -3.0]), top_offsets=ints([0] * 4))
+    sampled = RowLogprobs(chosen=floats([-1.0, -2.0, -3.0]), ranks=ints([1] * 3), top_offsets=ints([0] * 4))
     scheduler.commit(replace(answer(plan, [1, 9, 9]), sampled=sampled), 0.0)
     [event] = scheduler.take_events()
     assert [logprob.value for logprob in event.logprobs] == [-1.0, -2.0]

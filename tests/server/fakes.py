@@ -99,7 +99,7 @@ def _event(request: GenerationRequest, ids: list[int], *, first: bool, cached: i
 
 def _logprob(token_id: int, top: int) -> Logprob:
     ids = [(token_id + step) % VOCAB_SIZE for step in range(top)]
-    return Logprob(logprob_of(token_id), ids, [logprob_of(token_id) - step for step in range(top)])
+    return Logprob(logprob_of(token_id), ids, [logprob_of(token_id) - step for step in range(top)], 1)
 
 
 def make_stats(generation: int = 1, **counters: int) -> Stats:

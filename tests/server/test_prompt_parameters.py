@@ -132,7 +132,12 @@ def test_log_probabilities_of_the_prompt(surface: Any) -> None:
     assert found[0] is None
     for token_id, entry in zip(ids[1:], found[1:], strict=True):
         assert list(entry) == [str(token_id), str(token_id + 1)]
-        assert entry[str(token_id)]["logprob"] == pytest.approx(logprob_of(token_id))
+        assert entry[str(token_id)] == {
+            "logprob": pytest.approx(logprob_of(token_id)),
+            "rank": 1,
+            "decoded_token": TOKENIZER.token_text(token_id),
+        }
+        assert entry[str(token_id + 1)]["rank"] == 2
     assert surface(make_app(engine), prompt_logprobs=0, stream=True).error["param"] == "prompt_logprobs"
 
 
