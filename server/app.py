@@ -50,12 +50,13 @@ def create_app(
         middleware=_middleware(config, engine),
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_exception},
     )
-    prompts = PromptBuilder(tokenizer, None if images is None else images.preprocessor)
+    preprocessor = None if images is None else images.preprocessor
+    prompts = PromptBuilder(tokenizer, preprocessor, tool_parser=config.tool_call_parser)
     app.state.gateway = Gateway(
         config=config,
         engine=engine,
         prompts=prompts,
-        forms=OutputForms(prompts, config.tool_call_parser),
+        forms=OutputForms(prompts),
         images=images,
         grammars=grammars,
         metrics=Metrics(engine, names[0]),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 ToolCallParser: TypeAlias = Literal[
-    "auto", "deepseek", "kimi_k2", "mistral", "qwen3_coder", "glm45", "hermes", "llama3_json", "json"
+    "auto", "deepseek_v3", "deepseek_v31", "kimi_k2", "mistral", "qwen3_coder", "glm45", "hermes", "llama3_json", "json"
 ]
 
 

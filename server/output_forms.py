@@ -11,7 +11,7 @@ from server.output import OutputForm
 from server.prompt.build import PromptBuilder
 from server.prompt.tokenizer import Tokenizer
 from server.tools.forced import calls_grammar
-from server.tools.formats import FORMATS, format_of
+from server.tools.formats import FORMATS
 from server.tools.use import ToolUse
 
 _JSON = FORMATS["json"]
@@ -20,12 +20,8 @@ _JSON = FORMATS["json"]
 class OutputForms:
     """Of one model. Immutable."""
 
-    def __init__(self, prompts: PromptBuilder, tool_parser: str) -> None:
-        """`tool_parser` is a name in FORMATS, or "auto" for what the chat template stands for."""
-        self._marks = prompts.reasoning
-        template = prompts.tokenizer.chat_template or ""
-        known = format_of(template) if prompts.shows_tools else "json"
-        self._format = FORMATS[known if tool_parser == "auto" else tool_parser]
+    def __init__(self, prompts: PromptBuilder) -> None:
+        self._marks, self._format = prompts.reasoning, prompts.tool_format
         marks = () if self._marks is None else (self._marks.begin, self._marks.end)
         self._reasoning_ids = _special(prompts.tokenizer, marks)
         self._tool_ids = _special(prompts.tokenizer, self._format.marks)

@@ -21,8 +21,10 @@ from server.prompt.options import MAX_TRUNCATED, ChatOptions
 from server.prompt.special import SpecialText, choose_breakers, escaped, protect_all, strings_in
 from server.prompt.template import ChatTemplate, RenderTooLong
 from server.prompt.tokenizer import Tokenizer
-from server.prompt.tool_form import arranged, explained
+from server.prompt.tool_form import arranged
 from server.reasoning import is_open, marks_of
+from server.tools import plain_json
+from server.tools.formats import FORMATS, format_of
 from vision.config import Preprocessor
 
 logger = logging.getLogger(__name__)
@@ -40,9 +42,11 @@ _THREAD_CHARS = 16_384
 class PromptBuilder:
     """The model's tokenizer and chat template, applied to requests. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, preprocessor: Preprocessor | None = None) -> None:
-        """Without a preprocessor the model takes no images. Raises CheckpointError when the chat template has a syntax
-        error."""
+    def __init__(
+        self, tokenizer: Tokenizer, preprocessor: Preprocessor | None = None, *, tool_parser: str = "auto"
+    ) -> None:
+        """Without a preprocessor the model takes no images. `tool_parser` is a name in FORMATS, or "auto" for what the
+        chat template stands for. Raises CheckpointError when the template has a syntax error."""
         self.tokenizer = tokenizer
         self._special = SpecialText(tokenizer.special_literals)
         self._markup = None if preprocessor is None else ImageMarkup(preprocessor, tokenizer)
@@ -56,11 +60,10 @@ class PromptBuilder:
         self._form = Form() if self._template is None else _form(self._template, self._markup)
         self.reasoning = None if source is None else marks_of(source)
         """The marks around the model's reasoning."""
-
-    @property
-    def shows_tools(self) -> bool:
-        """Whether the chat template knows tools."""
-        return self._template is not None and self._template.tool_form.shows_tools
+        shows_tools = self._template is not None and self._template.tool_form.shows_tools
+        known = format_of(source or "", shows_tools=shows_tools)
+        self.tool_format = known if tool_parser == "auto" else FORMATS[tool_parser]
+        """In which the model writes calls."""
 
     @property
     def variables(self) -> frozenset[str]:
@@ -134,10 +137,9 @@ class PromptBuilder:
             plain_message(message, f"messages[{index}]", protect=protect, form=self._form)
             for index, message in enumerate(messages)
         ]
-        plain = arranged(plain, template.tool_form)
         tools = [protect_all(tool, protect) for tool in options.tools]
-        if tools and not template.tool_form.shows_tools:
-            plain = explained(plain, tools, takes_parts=template.takes_parts)
+        wrap = self.tool_format.wrap or plain_json.wrap
+        plain = arranged(plain, tools, template.tool_form, wrap=wrap, takes_parts=template.takes_parts)
         if options.continue_final_message:
             mark_end(plain[-1], mark)
         text = template.render(

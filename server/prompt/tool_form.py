@@ -7,10 +7,12 @@ nothing of tools. For those the tools are explained in words, and calls and thei
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, TypeAlias
+
+from server.tools.forced import Wrap
 
 Plain: TypeAlias = dict[str, Any]
 """A message as templates take it."""
@@ -27,10 +29,8 @@ _KIMI_MARK = "<|tool_call_begin|>"
 """In the templates of models that learned from ids of one form only."""
 
 _INTRODUCTION = "You may call functions. Each line describes one as JSON:"
-_RULE = (
-    "To call functions, answer with nothing but a line of JSON for each call, such as "
-    '{"name": "FUNCTION", "arguments": {"PARAMETER": "VALUE"}}. Else answer in words.'
-)
+_RULE = "To call functions, answer with nothing but calls of this form:"
+_ELSE = "Else answer in words."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class ToolForm:
     """A message with calls must have null for empty content."""
     ids: IdStyle = "given"
     """How the template, or the model behind it, wants the ids of calls."""
+    one_call: bool = False
+    """A message may have one call only."""
 
 
 def probe(attempt: Attempt, source: str, *, takes_parts: bool) -> ToolForm:
@@ -64,31 +66,56 @@ def probe(attempt: Attempt, source: str, *, takes_parts: bool) -> ToolForm:
         call = {"id": call_id, "type": "function", "function": function}
         calling = {"role": "assistant", "content": None if null_content else content(""), "tool_calls": [call]}
         answer = {"role": "tool", "content": content("probe"), "tool_call_id": call_id}
-        text = attempt([user, calling, answer], None)
-        if _TOOL in text and _VALUE in text and f"'{_KEY}'" not in text:
+        if _shows_call(attempt([user, calling, answer], None)):
+            twice = [user, calling | {"tool_calls": [call, call]}, answer, answer]
             return ToolForm(
                 shows_tools=shows_tools,
                 shows_calls=True,
                 text_arguments=text_arguments,
                 null_content=null_content,
                 ids=ids,
+                one_call=not _shows_call(attempt(twice, None)),
             )
     return ToolForm(shows_tools=shows_tools)
 
 
-def arranged(messages: Sequence[Plain], form: ToolForm) -> list[Plain]:
-    """Plain messages as the template takes their calls."""
+def _shows_call(text: str) -> bool:
+    """Arguments must not come as Python writes them."""
+    return _TOOL in text and _VALUE in text and f"'{_KEY}'" not in text
+
+
+def arranged(
+    messages: Sequence[Plain], tools: Sequence[object], form: ToolForm, *, wrap: Wrap, takes_parts: bool
+) -> list[Plain]:
+    """Plain messages as the template takes their calls, and the tools if it does not. `wrap` is how calls are written
+    where the template does not write them."""
     ids: dict[str, str] = {}
     names: dict[str, str] = {}
     result = []
-    for message in messages:
+    for message in _one_by_one(messages) if form.one_call else messages:
         for call in message.get("tool_calls") or ():
             name = call["function"]["name"]
             ids[call["id"]] = _id(call["id"], name, len(ids), form)
             names[call["id"]] = name
-        arrange = _with_calls if form.shows_calls else _in_words
-        result.append(arrange(message, ids if form.shows_calls else names, form))
-    return result
+        result.append(_with_calls(message, ids, form) if form.shows_calls else _in_words(message, names, wrap))
+    return _explained(result, tools, wrap, takes_parts) if tools and not form.shows_tools else result
+
+
+def _one_by_one(messages: Sequence[Plain]) -> Iterator[Plain]:
+    """Several calls of a message as several messages, each followed by its result."""
+    moved: set[int] = set()
+    for index, message in enumerate(messages):
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            if index not in moved:
+                yield message
+            continue
+        end = next((at for at in range(index + 1, len(messages)) if messages[at]["role"] != "tool"), len(messages))
+        for number, call in enumerate(calls):
+            yield message | {"tool_calls": [call]} | ({"content": ""} if number else {})
+            results = [at for at in range(index + 1, end) if messages[at]["tool_call_id"] == call["id"]]
+            moved.update(results)
+            yield from (messages[at] for at in results)
 
 
 def _id(given: str, name: str, index: int, form: ToolForm) -> str:
@@ -115,21 +142,28 @@ def _with_calls(message: Plain, ids: Mapping[str, str], form: ToolForm) -> Plain
     return message | {"tool_calls": calls} | ({"content": None} if form.null_content and is_empty else {})
 
 
-def _in_words(message: Plain, names: Mapping[str, str], form: ToolForm) -> Plain:
-    """For templates that know no calls: they are text in the form that was asked for, and a result is the user's."""
+def _in_words(message: Plain, names: Mapping[str, str], wrap: Wrap) -> Plain:
+    """For templates that know no calls: they are text, and a result is the user's."""
     if message["role"] == "tool":
         head = f"Result of {names.get(message['tool_call_id'], 'the function')}:\n"
         return {"role": "user", "content": _after(head, message["content"])}
     if "tool_calls" not in message:
         return message
-    calls = "\n".join(_json(call["function"]) for call in message["tool_calls"])
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = "\n".join(_written(function["name"], function["arguments"], wrap) for function in functions)
     plain = {key: value for key, value in message.items() if key != "tool_calls"}
     return plain | {"content": _after(calls, message["content"])}
 
 
-def explained(messages: Sequence[Plain], tools: Sequence[object], *, takes_parts: bool) -> list[Plain]:
+def _written(name: str, arguments: object, wrap: Wrap) -> str:
+    begin, end = wrap(name)
+    return begin + _json(arguments) + end
+
+
+def _explained(messages: Sequence[Plain], tools: Sequence[object], wrap: Wrap, takes_parts: bool) -> list[Plain]:
     """The conversation with the tools explained at the beginning of its system message."""
-    text = "\n".join([_INTRODUCTION, *map(_json, tools), _RULE])
+    example = _written("FUNCTION", {"PARAMETER": "VALUE"}, wrap)
+    text = "\n".join([_INTRODUCTION, *map(_json, tools), _RULE, example, _ELSE])
     if messages and messages[0]["role"] == "system":
         return [messages[0] | {"content": _after(text + "\n\n", messages[0]["content"])}, *messages[1:]]
     return [{"role": "system", "content": [{"type": "text", "text": text}] if takes_parts else text}, *messages]

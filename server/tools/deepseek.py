@@ -14,12 +14,17 @@ from server.tools.writer import CallDraft, CallWriter, Malformed
 
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_KIND, _FENCE, _FENCE_END = "function", "```json", "```"
+_KIND, FENCE, _FENCE_END = "function", "```json", "```"
+
+
+def wrap_fenced(name: str) -> tuple[str, str]:
+    """What stands around a call's arguments in V3 and R1."""
+    return f"{ALL_BEGIN}{BEGIN}{_KIND}{SEPARATOR}{name}\n{FENCE}\n", f"\n{_FENCE_END}{END}{ALL_END}"
 
 
 def wrap(name: str) -> tuple[str, str]:
-    """What stands around a call's arguments."""
-    return f"{ALL_BEGIN}{BEGIN}{_KIND}{SEPARATOR}{name}\n{_FENCE}\n", f"\n{_FENCE_END}{END}{ALL_END}"
+    """What stands around a call's arguments since V3.1."""
+    return f"{ALL_BEGIN}{BEGIN}{name}{SEPARATOR}", f"{END}{ALL_END}"
 
 
 def deepseek(writer: CallWriter) -> Step[None]:
@@ -37,7 +42,7 @@ def _call(writer: CallWriter) -> Step[None]:
     char = yield from next_char()
     is_fenced = name.strip() == _KIND and char != "{"
     if is_fenced:
-        name, _ = yield from head_until(_FENCE, first=char)
+        name, _ = yield from head_until(FENCE, first=char)
         char = yield from next_char()
     draft = CallDraft(writer)
     draft.named(name.strip())

@@ -18,46 +18,51 @@ class ToolFormat:
     read: Format
     wrap: Wrap | None
     """How a grammar writes a call; None where arguments are no JSON."""
-    template_has: tuple[str, ...] = ()
-    """Texts by any of which a chat template is known to be of models that write so."""
+    templates: tuple[tuple[str, ...], ...] = ()
+    """Texts that a chat template of such a model holds: all those of one of the groups."""
     marks: tuple[str, ...] = ()
     """Marks that may be special tokens, which are no text otherwise."""
 
 
+_DEEPSEEK = (deepseek.ALL_BEGIN, deepseek.ALL_END, deepseek.BEGIN, deepseek.SEPARATOR, deepseek.END)
+_TAGS = ("<tool_call>", "</tool_call>")
+
 FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
     {
-        "deepseek": ToolFormat(
+        "deepseek_v3": ToolFormat(
             read=deepseek.deepseek,
-            wrap=deepseek.wrap,
-            template_has=(deepseek.BEGIN,),
-            marks=(deepseek.ALL_BEGIN, deepseek.ALL_END, deepseek.BEGIN, deepseek.SEPARATOR, deepseek.END),
+            wrap=deepseek.wrap_fenced,
+            templates=((deepseek.BEGIN, deepseek.FENCE),),
+            marks=_DEEPSEEK,
+        ),
+        "deepseek_v31": ToolFormat(
+            read=deepseek.deepseek, wrap=deepseek.wrap, templates=((deepseek.BEGIN,),), marks=_DEEPSEEK
         ),
         "kimi_k2": ToolFormat(
             read=kimi.kimi,
             wrap=kimi.wrap,
-            template_has=(kimi.BEGIN,),
+            templates=((kimi.BEGIN,),),
             marks=(kimi.ALL_BEGIN, kimi.ALL_END, kimi.BEGIN, kimi.SEPARATOR, kimi.END),
         ),
         "mistral": ToolFormat(
             read=mistral.mistral,
             wrap=mistral.wrap,
-            template_has=(mistral.BEGIN,),
+            templates=((mistral.BEGIN,),),
             marks=(mistral.BEGIN, mistral.ID, mistral.ARGUMENTS),
         ),
-        "qwen3_coder": ToolFormat(
-            read=qwen_coder, wrap=None, template_has=("<function=",), marks=("<tool_call>", "</tool_call>")
-        ),
+        "qwen3_coder": ToolFormat(read=qwen_coder, wrap=None, templates=(("<function=",),), marks=_TAGS),
         "glm45": ToolFormat(
             read=glm,
             wrap=None,
-            template_has=("<arg_key>",),
-            marks=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+            templates=(("<arg_key>",),),
+            marks=(*_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         ),
-        "hermes": ToolFormat(
-            read=hermes.hermes, wrap=hermes.wrap, template_has=("<tool_call>",), marks=("<tool_call>", "</tool_call>")
-        ),
+        "hermes": ToolFormat(read=hermes.hermes, wrap=hermes.wrap, templates=(("<tool_call>",),), marks=_TAGS),
         "llama3_json": ToolFormat(
-            read=llama.llama, wrap=llama.wrap, template_has=(llama.TAG, "Environment: ipython"), marks=(llama.TAG,)
+            read=llama.llama,
+            wrap=llama.wrap,
+            templates=((llama.TAG,), ("Environment: ipython",)),
+            marks=(llama.TAG,),
         ),
         "json": ToolFormat(read=plain_json.plain_json, wrap=plain_json.wrap),
     }
@@ -65,7 +70,12 @@ FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
 """Name -> format; the first that a template fits is its own. Names are vLLM's where it has one."""
 
 
-def format_of(template: str) -> str:
-    """The name of the format that a chat template stands for; `json` where it names none."""
-    fits = (name for name, format in FORMATS.items() if any(text in template for text in format.template_has))
-    return next(fits, "json")
+def format_of(template: str, *, shows_tools: bool) -> ToolFormat:
+    """The format that a chat template stands for; JSON where it names none, or would have to explain one that is no
+    JSON."""
+
+    def fits(format: ToolFormat) -> bool:
+        return any(all(text in template for text in texts) for texts in format.templates)
+
+    found = next(filter(fits, FORMATS.values()), FORMATS["json"])
+    return found if shows_tools or found.wrap is not None else FORMATS["json"]

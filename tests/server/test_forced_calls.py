@@ -65,7 +65,7 @@ def call(name: str, format: str, arguments: str) -> str:
 def forced(
     format: str, tokenizer: Tokenizer, use: ToolUse = USE, answer: Grammar | None = None, **state: Any
 ) -> Follower:
-    forms = OutputForms(PromptBuilder(tokenizer), format)
+    forms = OutputForms(PromptBuilder(tokenizer, tool_parser=format))
     return Follower(tokenizer, forms.of(use, answer, **({"is_reasoning": False, "shows_reasoning": True} | state))[1])
 
 
@@ -97,7 +97,9 @@ def test_what_the_grammar_takes_the_parser_reads(format: str, tokenizer: Tokeniz
 @pytest.mark.parametrize("format", ["qwen3_coder", "glm45"])
 def test_formats_that_are_no_json_are_left_for_json(format: str) -> None:
     assert forced(format, PLAIN).takes(call("now", "json", "{}"))
-    form, _ = OutputForms(PromptBuilder(PLAIN), format).of(USE, None, is_reasoning=False, shows_reasoning=True)
+    form, _ = OutputForms(PromptBuilder(PLAIN, tool_parser=format)).of(
+        USE, None, is_reasoning=False, shows_reasoning=True
+    )
     assert form.format is FORMATS["json"].read
 
 
@@ -122,7 +124,7 @@ def test_the_grammar_follows_the_reasoning(tokenizer: Tokenizer, begin: str, end
     use = None if answer else USE
     text = '{"n": 1}' if answer else call("now", "hermes", "{}")
     thought = 'So "12" it < is.\n'
-    forms = OutputForms(PromptBuilder(tokenizer), "hermes")
+    forms = OutputForms(PromptBuilder(tokenizer, tool_parser="hermes"))
     closed = Follower(tokenizer, forms.of(use, answer, is_reasoning=False, shows_reasoning=True)[1])
     assert closed.takes(text)
     assert closed.takes(f"{begin}\n{thought}{end}\n\n{text}")
@@ -197,9 +199,9 @@ def test_digits_are_counted_after_the_reasoning() -> None:
 
 
 def test_marks_are_those_of_the_template() -> None:
-    forms = OutputForms(PromptBuilder(make_tokenizer()), "auto")
+    forms = OutputForms(PromptBuilder(make_tokenizer()))
     assert forms.of(None, ANSWER, is_reasoning=False, shows_reasoning=True)[1] == ANSWER
-    forms = OutputForms(PromptBuilder(SPECIAL), "auto")
+    forms = OutputForms(PromptBuilder(SPECIAL))
     grammar = forms.of(None, ANSWER, is_reasoning=True, shows_reasoning=True)[1]
     assert grammar == replace(ANSWER, reasoning=ReasoningMarks(begin="[THINK]", end="[/THINK]"), is_reasoning=True)
     assert json.loads(ANSWER.text)["required"] == ["n"]

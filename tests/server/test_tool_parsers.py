@@ -166,13 +166,19 @@ def test_ids_differ() -> None:
         ("<tool_call>{{ name }}<arg_key>", "glm45"),
         ("Environment: ipython", "llama3_json"),
         ("[TOOL_CALLS]", "mistral"),
-        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "deepseek"),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "deepseek_v31"),
+        ("<｜tool▁call▁begin｜>\n```json", "deepseek_v3"),
         ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2"),
         ("{{ tools | tojson }}", "json"),
     ],
 )
 def test_the_template_tells_the_format(template: str, name: str) -> None:
-    assert format_of(template) == name
+    assert format_of(template, shows_tools=True) is FORMATS[name]
+
+
+def test_a_template_that_knows_no_tools_gets_a_format_that_is_json() -> None:
+    assert format_of("<tool_call>", shows_tools=False) is FORMATS["hermes"]
+    assert format_of("<arg_key>", shows_tools=False) is FORMATS["json"]
 
 
 def test_declared_types_decide() -> None:

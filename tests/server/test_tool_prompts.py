@@ -53,6 +53,8 @@ def build(template: str, messages: list[dict[str, Any]] = TALK, *, tools: list[d
             ToolForm(shows_tools=True, shows_calls=True, text_arguments=True, null_content=True),
         ),
         (tool_templates.MISTRAL, ToolForm(shows_tools=True, shows_calls=True, ids="short")),
+        (tool_templates.LLAMA, ToolForm(shows_tools=True, shows_calls=True, one_call=True)),
+        (tool_templates.DEEPSEEK_V31, ToolForm(shows_calls=True, text_arguments=True)),
         (tool_templates.KIMI, ToolForm(shows_tools=True, shows_calls=True, ids="kimi")),
         (tool_templates.PLAIN, ToolForm()),
         (tool_templates.PARTS, ToolForm()),
@@ -74,6 +76,24 @@ def test_deepseek() -> None:
     text = build(tool_templates.DEEPSEEK)
     assert '<｜tool▁sep｜>get_weather\n```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>' in text
     assert text.count("<｜tool▁calls▁begin｜>") == 2
+
+
+def test_deepseek_v31_is_told_in_its_own_form() -> None:
+    """Its template shows calls, but not the tools."""
+    text = build(tool_templates.DEEPSEEK_V31, tools=[TOOL])
+    form = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{0}<｜tool▁sep｜>{1}<｜tool▁call▁end｜>"
+    assert "You may call functions." in text
+    assert form.format("FUNCTION", '{"PARAMETER": "VALUE"}') in text
+    assert form.format("get_weather", '{"city": "Paris"}') in text
+
+
+def test_llama_gets_one_call_at_a_time() -> None:
+    text = build(tool_templates.LLAMA, tools=[TOOL])
+    begin = '<|start_header_id|>assistant<|end_header_id|>{"name": "get_weather", "parameters": '
+    result = "<|start_header_id|>ipython<|end_header_id|>"
+    first = f'{begin}{{"city": "Paris"}}}}<|eot_id|>{result}12<|eot_id|>'
+    assert f'{first}{begin}{{"city": "Rome"}}}}<|eot_id|>{result}21<|eot_id|>' in text
+    assert text.count(result) == 3
 
 
 def test_mistral_gets_ids_that_it_takes() -> None:

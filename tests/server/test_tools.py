@@ -159,7 +159,7 @@ def test_log_probabilities_cover_calls() -> None:
 
 def test_marks_that_are_special_tokens() -> None:
     tokenizer = make_tokenizer("[TOOL_CALLS]", "[ARGS]", "[OTHER]", template="{{ tools }}[TOOL_CALLS]{{ messages }}")
-    forms = OutputForms(PromptBuilder(tokenizer), "auto")
+    forms = OutputForms(PromptBuilder(tokenizer))
     use = ToolUse(functions=TOOLS)
     form, _ = forms.of(use, None, is_reasoning=False, shows_reasoning=True)
     assert form.format is FORMATS["mistral"].read

@@ -40,6 +40,31 @@ DEEPSEEK = """{{ bos_token }}{% for tool in tools or [] %}{{ tool.function.name 
 {{- '<｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>' }}{% endif %}
 {%- endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"""
 
+DEEPSEEK_V31 = """{{ bos_token }}{% for message in messages %}
+{%- if message['role'] == 'system' %}{{ message['content'] }}{% endif %}
+{%- if message['role'] == 'user' %}{{ '<｜User｜>' + message['content'] }}{% endif %}
+{%- if message['role'] == 'assistant' %}{{ '<｜Assistant｜></think>' + (message['content'] or '') }}
+{%- if message['tool_calls'] is defined %}{{ '<｜tool▁calls▁begin｜>' }}
+{%- for call in message['tool_calls'] %}
+{{- '<｜tool▁call▁begin｜>' + call['function']['name'] + '<｜tool▁sep｜>' + call['function']['arguments'] }}
+{{- '<｜tool▁call▁end｜>' }}{% endfor %}{{ '<｜tool▁calls▁end｜>' }}{% endif %}{% endif %}
+{%- if message['role'] == 'tool' %}
+{{- '<｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>' }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}<｜Assistant｜>{{ '<think>' if thinking else '</think>' }}{% endif %}"""
+
+LLAMA = """{%- if tools %}{{ '<|start_header_id|>system<|end_header_id|>Environment: ipython\n' }}
+{%- for tool in tools %}{{ tool | tojson(indent=4) }}{% endfor %}<|eot_id|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{{- '<|start_header_id|>ipython<|end_header_id|>' + message.content + '<|eot_id|>' }}
+{%- else %}{{ '<|start_header_id|>' + message.role + '<|end_header_id|>' }}
+{%- if 'tool_calls' in message %}
+{%- if message.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}
+{%- set call = message.tool_calls[0].function %}
+{{- '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}<|eot_id|>' }}
+{%- else %}{{ message.content + '<|eot_id|>' }}{% endif %}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}{% endif %}"""
+
 MISTRAL = """{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
 {%- for message in messages %}
 {%- if message.role == 'user' %}[INST]{{ message.content }}[/INST]

@@ -225,7 +225,8 @@ ALL = {
     "glm45": GLM,
     "llama3_json": LLAMA,
     "mistral": MISTRAL,
-    "deepseek": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_v31": DEEPSEEK[2:],
     "kimi_k2": KIMI,
     "json": PLAIN_JSON,
 }
