@@ -137,7 +137,7 @@ class Matchers:
     def take_ready(self) -> list[tuple[Request, GrammarError | None]]:
         """The requests whose grammar can be followed from now on, until `forget`, or why it cannot."""
         ready = [entry for entry in self._waiting if entry[1].done()]
-        self._waiting = [entry for entry in self._waiting if not entry[1].done()]
+        self._waiting = [entry for entry in self._waiting if entry not in ready]
         return [(request, self._follow(request, future)) for request, future in ready]
 
     def _follow(self, request: Request, future: "Future[Compiled]") -> GrammarError | None:
