@@ -31,6 +31,7 @@ RUNTIME_USERS = {
     "server/engine_bench.py",
     "server/speculation_bench.py",
     "server/speculation_check.py",
+    "server/structured_bench.py",
     "server/quality_command.py",
 }
 RUNTIME_LEAVES = {
