@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from server.errors import BadRequest
 from server.schema.chat import MAX_TOP_LOGPROBS
 from server.schema.common import INT32_MAX, RequestBody, SamplingFields
+from server.schema.nesting import bounded_depth
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (INCLUDE_LOGPROBS, "reasoning.encrypted_content")
@@ -23,7 +24,9 @@ Input = Annotated[
     Annotated[str, Field(min_length=1), Tag("(text)")]
     | Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True), Tag("(items)")],
     Discriminator(_input_kind),
+    AfterValidator(bounded_depth),
 ]
+Object = Annotated[dict[str, Any], AfterValidator(bounded_depth)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
@@ -35,7 +38,7 @@ class TextConfig(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    format: dict[str, Any] | None = None
+    format: Object | None = None
 
 
 class Reasoning(BaseModel):
@@ -61,8 +64,8 @@ class CountBody(SamplingFields, RequestBody):
     input: Input | None = Field(default=None, description="a text, or a list of items; optional after another response")
     instructions: str | None = None
     previous_response_id: str | None = Field(default=None, min_length=1, max_length=128)
-    tools: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
-    tool_choice: Any = None
+    tools: list[Object] | None = Field(default=None, fail_fast=True)
+    tool_choice: Annotated[str | dict[str, Any] | None, AfterValidator(bounded_depth)] = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
