@@ -10,7 +10,7 @@ from server.grammar.grammar import Grammar
 from server.output import OutputForm
 from server.prompt.build import PromptBuilder
 from server.prompt.tokenizer import Tokenizer
-from server.tools.forced import calls_grammar
+from server.tools.forced import calls_grammar, strict_grammar
 from server.tools.formats import FORMATS
 from server.tools.use import ToolUse
 
@@ -26,6 +26,11 @@ class OutputForms:
         self._reasoning_ids = _special(prompts.tokenizer, marks)
         self._tool_ids = _special(prompts.tokenizer, self._format.marks)
 
+    @property
+    def follows_schemas(self) -> bool:
+        """Whether calls that are not forced can be made to follow their schemas."""
+        return bool(self._format.trigger)
+
     def of(
         self, tools: ToolUse | None, grammar: Grammar | None, *, is_reasoning: bool, shows_reasoning: bool
     ) -> tuple[OutputForm, Grammar | None]:
@@ -36,6 +41,8 @@ class OutputForms:
             format = format if format.wrap is not None else _JSON
             assert format.wrap is not None
             grammar = calls_grammar(tools, format.wrap, grammar)
+        elif tools is not None and tools.strict and format.wrap is not None and self.follows_schemas:
+            grammar = strict_grammar(tools, format.wrap, format.trigger)
         if grammar is not None:
             grammar = replace(grammar, reasoning=self._marks, is_reasoning=is_reasoning)
         form = OutputForm(

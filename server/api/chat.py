@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.api.body import read_body
-from server.api.conversation import start_chat
+from server.api.conversation import start_chat, unhonoured_by_model
 from server.api.gateway import gateway_of, record_of
 from server.api.logprobs import TokenNaming, chat_logprobs, prompt_logprobs
 from server.api.openapi import describe
@@ -37,7 +37,7 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation, as one JSON document or as a stream of chunks."""
     gateway = gateway_of(request)
     body, ignored = await read_body(request, gateway, ChatBody)
-    unhonoured = body.unhonoured_reasoning(gateway.prompts.variables)
+    unhonoured = unhonoured_by_model(gateway, body)
     ignored = sorted([*ignored, *check_unknown(unhonoured, strict=gateway.config.strict_params)])
     generation = await start_chat(request, gateway, body)
     body = body.model_copy(update={"messages": []})  # a stream may last, and images are megabytes

@@ -43,6 +43,16 @@ async def start_chat(request: Request, gateway: Gateway, body: ChatBody, *, drop
     return start(gateway, record_of(request), body, [prepared], admission, grammar)
 
 
+def unhonoured_by_model(gateway: Gateway, body: ChatBody) -> dict[str, object]:
+    """Parameters that are accepted and change nothing, with this model. Raises BadRequest for tools at odds."""
+    body.check_tools()
+    unhonoured = body.unhonoured_reasoning(gateway.prompts.variables)
+    use = body.tool_use
+    if use is not None and use.strict and use.mode == "auto" and body.grammar is None:
+        return unhonoured if gateway.forms.follows_schemas else unhonoured | {"tools.function.strict": True}
+    return unhonoured
+
+
 async def prompt_of_chat(
     request: Request, gateway: Gateway, body: ChatBody, admission: Admission | None, *, drop_oldest: bool = False
 ) -> ChatPrompt:

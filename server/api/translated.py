@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from server.api.conversation import unhonoured_by_model
 from server.api.gateway import Gateway
 from server.errors import ApiError
 from server.schema.chat import ChatBody
@@ -18,7 +19,7 @@ from server.schema.unknown import check_unknown
 def checked_chat(gateway: Gateway, document: Mapping[str, Any], names: Mapping[str, str]) -> tuple[ChatBody, list[str]]:
     """(the chat request, names of parameters that have no effect). Raises BadRequest."""
     chat = validate(ChatBody, dict(document))
-    unhonoured = chat.unhonoured_reasoning(gateway.prompts.variables) | chat.unhonoured | (chat.model_extra or {})
+    unhonoured = unhonoured_by_model(gateway, chat) | chat.unhonoured | (chat.model_extra or {})
     ignored = check_unknown(unhonoured, strict=gateway.config.strict_params)
     return chat, [names.get(name, name) for name in ignored]
 

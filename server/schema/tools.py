@@ -25,7 +25,10 @@ class Function(BaseModel):
     name: FunctionName
     description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(bounded_depth)] | None = None
-    strict: bool | None = Field(default=None, description="holds where a call is forced, by tool_choice")
+    strict: bool | None = Field(
+        default=None,
+        description="arguments follow the schema; always so where a call is forced, and with all tools if with one",
+    )
 
 
 class Tool(BaseModel):
@@ -101,14 +104,15 @@ class ToolFields(BaseModel):
             return None
         schemas = {tool.function.name: tool.function.parameters or {} for tool in self.tools}
         only_one = self.parallel_tool_calls is False
+        strict = any(tool.function.strict for tool in self.tools)
         if isinstance(choice, NamedTool):
             name = choice.function.name
             return ToolUse(functions={name: schemas[name]}, mode="named", only_one=True)
         if isinstance(choice, AllowedToolsChoice):
             allowed = choice.allowed_tools
             functions = {tool.function.name: schemas[tool.function.name] for tool in allowed.tools}
-            return ToolUse(functions=functions, mode=allowed.mode, only_one=only_one)
-        return ToolUse(functions=schemas, mode=choice, only_one=only_one)
+            return ToolUse(functions=functions, mode=allowed.mode, only_one=only_one, strict=strict)
+        return ToolUse(functions=schemas, mode=choice, only_one=only_one, strict=strict)
 
     @property
     def shown_tools(self) -> list[dict[str, Any]]:

@@ -18,6 +18,8 @@ class ToolFormat:
     read: Format
     wrap: Wrap | None
     """How a grammar writes a call; None where arguments are no JSON."""
+    trigger: str = ""
+    """What every call in that form begins with, and no other text; "" where other text may."""
     templates: tuple[tuple[str, ...], ...] = ()
     """Texts that a chat template of such a model holds: all those of one of the groups."""
     marks: tuple[str, ...] = ()
@@ -32,21 +34,28 @@ FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
         "deepseek_v3": ToolFormat(
             read=deepseek.deepseek,
             wrap=deepseek.wrap_fenced,
+            trigger=deepseek.ALL_BEGIN,
             templates=((deepseek.BEGIN, deepseek.FENCE),),
             marks=_DEEPSEEK,
         ),
         "deepseek_v31": ToolFormat(
-            read=deepseek.deepseek, wrap=deepseek.wrap, templates=((deepseek.BEGIN,),), marks=_DEEPSEEK
+            read=deepseek.deepseek,
+            wrap=deepseek.wrap,
+            trigger=deepseek.ALL_BEGIN,
+            templates=((deepseek.BEGIN,),),
+            marks=_DEEPSEEK,
         ),
         "kimi_k2": ToolFormat(
             read=kimi.kimi,
             wrap=kimi.wrap,
+            trigger=kimi.ALL_BEGIN,
             templates=((kimi.BEGIN,),),
             marks=(kimi.ALL_BEGIN, kimi.ALL_END, kimi.BEGIN, kimi.SEPARATOR, kimi.END),
         ),
         "mistral": ToolFormat(
             read=mistral.mistral,
             wrap=mistral.wrap,
+            trigger=mistral.BEGIN,
             templates=((mistral.BEGIN,),),
             marks=(mistral.BEGIN, mistral.ID, mistral.ARGUMENTS),
         ),
@@ -57,7 +66,9 @@ FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
             templates=(("<arg_key>",),),
             marks=(*_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         ),
-        "hermes": ToolFormat(read=hermes.hermes, wrap=hermes.wrap, templates=(("<tool_call>",),), marks=_TAGS),
+        "hermes": ToolFormat(
+            read=hermes.hermes, wrap=hermes.wrap, trigger=hermes.BEGIN, templates=(("<tool_call>",),), marks=_TAGS
+        ),
         "llama3_json": ToolFormat(
             read=llama.llama,
             wrap=llama.wrap,

@@ -17,3 +17,5 @@ class ToolUse:
     mode: Mode = "auto"
     only_one: bool = False
     """At most one call."""
+    strict: bool = False
+    """Arguments must follow their schema, also where no call is forced."""

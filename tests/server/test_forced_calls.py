@@ -154,6 +154,30 @@ def test_calls_or_an_answer_of_a_form() -> None:
     assert not forced("hermes", PLAIN, USE, ANSWER).takes('{"n": 1}')
 
 
+@pytest.mark.parametrize("format", [name for name in WRAPPED if FORMATS[name].trigger])
+@pytest.mark.parametrize("tokenizer", [SPECIAL, PLAIN], ids=["special", "plain"])
+def test_strict_calls_follow_their_schemas(format: str, tokenizer: Tokenizer) -> None:
+    """Unless there is no call; text before and after is free."""
+    follower = forced(format, tokenizer, replace(USE, mode="auto", strict=True))
+    good, bad = call("get_weather", format, '{"city": "Paris"}'), call("get_weather", format, '{"city": 1}')
+    for text in ("It is {warm}.", "I look.\n" + good, good + good + "\n"):
+        assert follower.takes(text)
+    for text in (bad, "I look.\n" + bad, good + bad, call("other", format, "{}")):
+        assert not follower.takes(text)
+
+
+def test_strict_is_named_where_it_cannot_be_honoured() -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": True}}
+    hermes = make_app(FakeEngine(), tool_call_parser="hermes")
+    assert "x-ignored-params" not in chat(hermes, tools=[tool]).headers
+    engine = FakeEngine()
+    answer = chat(make_app(engine), tools=[tool])
+    assert answer.headers["x-ignored-params"] == "tools.function.strict"
+    assert engine.requests[0].sampling.grammar is None
+    for choice in ("required", "none"):
+        assert "x-ignored-params" not in chat(make_app(FakeEngine()), tools=[tool], tool_choice=choice).headers
+
+
 def test_a_schema_that_is_open_stays_open() -> None:
     schemas: list[dict[str, Any]] = [{"additionalProperties": {"type": "integer"}}, {"anyOf": [{"type": "object"}]}]
     for schema in schemas:
