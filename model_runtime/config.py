@@ -126,6 +126,8 @@ class RuntimeInfo:
     """That the tower may be given for one image: the memory to encode it is planned."""
     encoder_cache_bytes: int = 0
     """What the encoder cache may hold; 0 for a model without images."""
+    draft_cost: float = 0.0
+    """What a step of the draft model costs, in steps of the model; 0 without one."""
     whole_span: int = 0
     """Longest span of image embeddings that a step must not cut; 0: spans may be cut anywhere."""
     description: str

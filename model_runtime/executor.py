@@ -13,6 +13,7 @@ import torch
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo, cache_dir
 from model_runtime.device import choose_device, default_budget
+from model_runtime.draft import NO_DRAFT, DraftPart, draft_model, load_draft
 from model_runtime.graphs import SPARE_BLOCKS, block_size, on_device
 from model_runtime.host import usable_cores
 from model_runtime.image_side import USUAL_SIDE
@@ -71,22 +72,29 @@ def load_runner(
     set_threads(runtime.threads or usable_cores())
     progress("preparing kernels", 0.0)
     ops = load_ops(device, runtime.kernels)
+    precision = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
     model = load_model(
         model_path,
         ops,
         device,
         lambda fraction: progress("loading weights", fraction),
         lambda config, size, kv_type: _size(config, size, kv_type, runtime, scheduler, budget).max_model_len,
-        Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto"),
+        precision,
         _weight_cache(runtime, ops),
     )
-    info = _plan(model, describe(ops, device), runtime, scheduler, budget)
-    kv_type = storage_type(runtime.kv_cache_dtype, model.kv_type)
-    return _runner(model, info, ops, kv_type, scheduler.max_num_seqs, device), info
+    part = load_draft(scheduler, runtime, model, ops, device, precision)
+    info = _plan(model, part, describe(ops, device), runtime, scheduler, budget)
+    return _runner(model, part, info, ops, runtime, scheduler, device), info
 
 
 def _runner(
-    model: LoadedModel, info: RuntimeInfo, ops: Ops, kv_type: torch.dtype, max_num_seqs: int, device: torch.device
+    model: LoadedModel,
+    part: DraftPart,
+    info: RuntimeInfo,
+    ops: Ops,
+    runtime: RuntimeConfig,
+    scheduler: SchedulerConfig,
+    device: torch.device,
 ) -> Runner:
     config, decoder = model.config, model.decoder
     on_cpu = device.type == "cpu"
@@ -96,13 +104,14 @@ def _runner(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         block_size=info.block_size,
-        dtype=kv_type,
+        dtype=storage_type(runtime.kv_cache_dtype, model.kv_type),
         device=device,
     )
     vision = model.vision
     images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device)
-    served = decoder if on_cpu else on_device(decoder, kv, info.max_model_len, max_num_seqs)
-    return Runner(served, kv, info.block_size, ops, images, config.bidirectional_images)
+    served = decoder if on_cpu else on_device(decoder, kv, info.max_model_len, scheduler.max_num_seqs)
+    draft = draft_model(scheduler, runtime, part, decoder, kv)
+    return Runner(served, kv, info.block_size, ops, images, config.bidirectional_images, draft)
 
 
 def _weight_cache(runtime: RuntimeConfig, ops: Ops) -> WeightCache | None:
@@ -125,15 +134,16 @@ def _size(
     scheduler: SchedulerConfig,
     budget: int,
     images: ImageMemory | None = None,
+    draft: DraftPart = NO_DRAFT,
 ) -> PoolSize:
-    """The pool beside the weights, the table of rotations, and images."""
+    """The pool beside the weights, the table of rotations, images, and a draft model."""
     return size_pool(
         config,
         runtime,
         scheduler,
         budget=budget,
-        weight_bytes=weight_bytes,
-        block_bytes=_block_bytes(config, runtime, scheduler.block_size, kv_type),
+        weight_bytes=weight_bytes + draft.weight_bytes,
+        block_bytes=_block_bytes(config, runtime, scheduler.block_size, kv_type) + draft.block_bytes,
         position_bytes=rope_bytes(config),
         images=images,
     )
@@ -148,7 +158,12 @@ def _check_image_cache(given: int, needed: int) -> None:
 
 
 def _plan(
-    model: LoadedModel, computes: str, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int
+    model: LoadedModel,
+    draft: DraftPart,
+    computes: str,
+    runtime: RuntimeConfig,
+    scheduler: SchedulerConfig,
+    budget: int,
 ) -> RuntimeInfo:
     """`computes` says to people what computes."""
     config, kv_type = model.config, model.kv_type
@@ -160,19 +175,20 @@ def _plan(
         tower = model.vision.encoder.config
         largest = image_pixels(tower, model.vision.largest_image, scheduler.max_encode_pixels, budget)
         images = ImageMemory(cache=runtime.encoder_cache_bytes, encode=encode_bytes(tower, largest))
-    pool = _size(config, model.weight_bytes, kv_type, runtime, scheduler, budget, images)
+    pool = _size(config, model.weight_bytes, kv_type, runtime, scheduler, budget, images, draft)
     return RuntimeInfo(
         max_model_len=pool.max_model_len,
         vocab_size=config.vocab_size,
         eos_token_ids=config.eos_token_ids,
         num_blocks=pool.num_blocks,
         block_size=scheduler.block_size,
-        weight_bytes=model.weight_bytes,
-        kv_bytes=pool.num_blocks * _block_bytes(config, runtime, scheduler.block_size, kv_type),
+        weight_bytes=model.weight_bytes + draft.weight_bytes,
+        kv_bytes=pool.num_blocks * (_block_bytes(config, runtime, scheduler.block_size, kv_type) + draft.block_bytes),
         max_num_batched_tokens=step_tokens(config, scheduler),
         bytes_per_embedding=0 if images is None else bytes_per_embedding,
         max_image_pixels=largest,
         encoder_cache_bytes=0 if images is None else images.cache,
+        draft_cost=draft.cost,
         whole_span=config.image_span,
         description=f"{model.description}, KV cache in {kv_name}, {computes}",
     )

@@ -7,6 +7,7 @@ Legend: T tokens of the step, R rows to sample, P prompt rows to score, C hidden
 """
 
 from array import array
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
@@ -36,6 +37,15 @@ class LanguageModel(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModel:
+    """What computes the steps that are `by_draft_model`."""
+
+    model: LanguageModel
+    kv: list[KVLayer]
+    """Of the model's block numbers; the model's own where the draft model is its first layers."""
+
+
 class Runner:
     """Runs plans. The result of a sequence does not depend on the others in the plan."""
 
@@ -47,11 +57,12 @@ class Runner:
         ops: Ops,
         images: ImageStore | None = None,
         bidirectional_images: bool = False,
+        draft: DraftModel | None = None,
     ) -> None:
         """`images` is None for a model that takes none; `bidirectional_images` says that its images attend to
         themselves in both directions."""
         self._model, self._kv, self._block_size, self._ops = model, kv, block_size, ops
-        self._images, self._bidirectional_images = images, bidirectional_images
+        self._images, self._bidirectional_images, self._draft = images, bidirectional_images, draft
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -59,8 +70,12 @@ class Runner:
         computes: rows that are not finite come back as FAILED_TOKEN, images that are not in `failed_slots`."""
         images, failed_slots = self._image_rows(plan)
         batch = make_batch(plan, self._block_size, images, self._bidirectional_images)
-        hidden_TC = self._model.forward(batch, self._kv)
-        token_ids, sampled = self._sample(hidden_TC, plan.sample)
+        model, kv = self._model, self._kv
+        if plan.by_draft_model:
+            assert self._draft is not None, "a step of a draft model, and there is none"
+            model, kv = self._draft.model, self._draft.kv
+        hidden_TC = model.forward(batch, kv)
+        token_ids, sampled = self._sample(model, hidden_TC, plan.sample)
         scored = self._score(hidden_TC, plan.score)
         return StepResult(
             step_id=plan.step_id, token_ids=token_ids, sampled=sampled, scored=scored, failed_slots=failed_slots
@@ -78,22 +93,24 @@ class Runner:
         assert not (plan.drop_slots or plan.encode.slots or plan.images.rows), "a plan with images, a model without"
         return (), ints()
 
-    def _logits(self, hidden_TC: Tensor, rows: "array[int]") -> Tensor:
-        where = torch.from_numpy(np.asarray(rows)).to(hidden_TC.device)
-        return self._model.logits(hidden_TC.index_select(0, where))
-
-    def _sample(self, hidden_TC: Tensor, rows: SampleRows) -> "tuple[array[int], RowLogprobs]":
+    def _sample(self, model: LanguageModel, hidden_TC: Tensor, rows: SampleRows) -> "tuple[array[int], RowLogprobs]":
         if not rows.rows:
             return ints(), RowLogprobs()
-        return self._ops.sample(self._logits(hidden_TC, rows.rows), rows)
+        return self._ops.sample(_logits(model, hidden_TC, rows.rows), rows)
 
     def _score(self, hidden_TC: Tensor, rows: ScoreRows) -> RowLogprobs:
         parts = []
         for start in range(0, len(rows.rows), SCORE_CHUNK):
             part = slice(start, start + SCORE_CHUNK)
             chunk = ScoreRows(rows=rows.rows[part], targets=rows.targets[part], top_logprobs=rows.top_logprobs[part])
-            parts.append(self._ops.score(self._logits(hidden_TC, chunk.rows), chunk))
+            parts.append(self._ops.score(_logits(self._model, hidden_TC, chunk.rows), chunk))
         return _concatenate(parts)
+
+
+def _logits(model: LanguageModel, hidden_TC: Tensor, rows: "array[int]") -> Tensor:
+    """[R, V]"""
+    where = torch.from_numpy(np.asarray(rows)).to(hidden_TC.device)
+    return model.logits(hidden_TC.index_select(0, where))
 
 
 def _concatenate(parts: list[RowLogprobs]) -> RowLogprobs:

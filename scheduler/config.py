@@ -9,7 +9,7 @@ from typing import Literal, get_args
 MAX_STEP_DRAFTS = 32
 """Drafts in a step, of a sequence and of all together: memory is planned for their logits."""
 
-SpeculativeMethod = Literal["ngram", "suffix"]
+SpeculativeMethod = Literal["ngram", "suffix", "draft", "self"]
 SPECULATIVE_METHODS: tuple[str, ...] = get_args(SpeculativeMethod)
 
 
@@ -23,6 +23,10 @@ class SpeculativeConfig:
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
     """ngram: the longest and the shortest run of tokens that is looked for in the text before."""
+    model: str = ""
+    """draft: a checkpoint with the model's vocabulary, smaller than the model."""
+    num_draft_layers: int = 0
+    """self: so many of the model's first layers are the draft model."""
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
@@ -32,6 +36,10 @@ class SpeculativeConfig:
             raise ValueError("prompt_lookup_min must be from 1 to prompt_lookup_max, and that at most 64")
         if self.method != "ngram" and not self.prompt_lookup_min is self.prompt_lookup_max is None:
             raise ValueError("prompt_lookup_min and prompt_lookup_max are for the method ngram")
+        if (self.method == "draft") != bool(self.model):
+            raise ValueError("model names the draft model, for the method draft and no other")
+        if (self.method == "self") != (self.num_draft_layers > 0) or self.num_draft_layers < 0:
+            raise ValueError("num_draft_layers is a positive number, for the method self and no other")
 
     @property
     def lookup_max(self) -> int:

@@ -1,12 +1,14 @@
 """Drafts from text that was seen before. Used by `Scheduler` through `speculation.Drafter`, engine process."""
 
-from scheduler.config import SpeculativeConfig
+from scheduler.config import SchedulerConfig
+from scheduler.draft_model import DraftLimits, ModelDrafter
 from scheduler.guesses import Guesses, go_on
 from scheduler.history import History
 from scheduler.lookup import NOWHERE, TextIndex
+from scheduler.masks import TokenMasks
 from scheduler.plan import ints
 from scheduler.sequence import Sequence
-from scheduler.speculation import Drafter, Proposal
+from scheduler.speculation import Proposal, Speculation
 
 SUFFIX_LEAST, SUFFIX_MOST = 2, 32
 """Tokens that a run must have to be found by `suffix`, and those that are long enough."""
@@ -25,13 +27,14 @@ class LookupDrafter:
 
     def propose(self, seq: Sequence) -> Proposal:
         """What followed the longest run; of equal ones that in the sequence's own text. Takes a few microseconds."""
-        text, guesses = seq.tokens, seq.guesses
-        if guesses is None:
-            guesses = seq.guesses = Guesses(TextIndex(self._least, seq.image_end))
+        text, guesses, index = seq.tokens, seq.guesses, seq.text_index
+        if guesses is None or index is None:
+            guesses = seq.guesses = Guesses()
+            index = seq.text_index = TextIndex(self._least, seq.image_end)
         guesses.judge(text)
-        guesses.index.extend(text, len(text) - 1)
+        index.extend(text, len(text) - 1)
         tail = text[-self._most :]
-        place, length = guesses.index.find(text, tail)
+        place, length = index.find(text, tail)
         tokens = ints() if place == NOWHERE else go_on(text, place, self._num_tokens)
         if self._history is not None:
             for outputs in self._history.of(seq.request.cache_salt):
@@ -47,10 +50,22 @@ class LookupDrafter:
             self._history.add(seq.request.cache_salt, seq.tokens[seq.num_prompt :])
 
 
-def make_drafter(config: SpeculativeConfig | None) -> Drafter | None:
-    """As configured; None guesses nothing."""
-    if config is None:
-        return None
-    if config.method == "suffix":
-        return LookupDrafter(config.num_speculative_tokens, SUFFIX_LEAST, SUFFIX_MOST, History(SUFFIX_LEAST))
-    return LookupDrafter(config.num_speculative_tokens, config.lookup_min, config.lookup_max)
+def make_speculation(config: SchedulerConfig, draft_cost: float, masks: TokenMasks | None) -> Speculation:
+    """As configured. `draft_cost` is what a step of the draft model costs, in steps of the model."""
+    speculative = config.speculative_config
+    if speculative is None:
+        return Speculation(None)
+    num_tokens = speculative.num_speculative_tokens
+    if speculative.method == "ngram":
+        return Speculation(LookupDrafter(num_tokens, speculative.lookup_min, speculative.lookup_max))
+    if speculative.method == "suffix":
+        return Speculation(LookupDrafter(num_tokens, SUFFIX_LEAST, SUFFIX_MOST, History(SUFFIX_LEAST)))
+    model = DraftLimits(
+        num_tokens=num_tokens,
+        cost=draft_cost,
+        own_cache=speculative.method == "draft",
+        block_size=config.block_size,
+        max_tokens=config.max_num_batched_tokens,
+    )
+    drafter = ModelDrafter(model, masks)
+    return Speculation(drafter, drafter)

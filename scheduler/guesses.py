@@ -5,7 +5,6 @@ engine process.
 from array import array
 from dataclasses import dataclass, field
 
-from scheduler.lookup import TextIndex
 from scheduler.plan import ints
 
 FIRST_RATE = 0.5
@@ -22,12 +21,13 @@ class Guesses:
     sequence that was given up is found again when its text begins to repeat.
     """
 
-    index: TextIndex
     rate: float = FIRST_RATE
     tokens: "array[int]" = field(default_factory=ints)
     """The last guess,"""
     position: int = 0
     """and where in the text it began."""
+    computed: int = 0
+    """Tokens of the text whose keys and values a draft model has."""
 
     def judge(self, text: "array[int]") -> None:
         """Compare the last guess with how the text went on."""

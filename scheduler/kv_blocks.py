@@ -53,17 +53,20 @@ class KVBlocks:
         seq.blocks.append(self.pool.allocate())
         return True
 
-    def cover(self, seq: Sequence, num_tokens: int) -> int:
-        """Make the block table cover `num_tokens`, or as many as there are blocks for; returns how many it covers."""
-        while num_tokens > len(seq.blocks) * self._block_size and self.grow(seq, num_tokens):
-            pass
+    def cover(self, seq: Sequence, num_tokens: int, *, spare: int = 0) -> int:
+        """Make the block table cover `num_tokens`, or as many as there are blocks for beside `spare` ones; returns how
+        many it covers."""
+        while num_tokens > len(seq.blocks) * self._block_size and self.pool.num_available > spare:
+            seq.blocks.append(self.pool.allocate())
         return min(num_tokens, len(seq.blocks) * self._block_size)
 
     def trim(self, seq: Sequence) -> None:
         """Give back the blocks behind the known tokens: those of drafts that did not hold."""
-        for block in reversed(seq.blocks[self.blocks_for(len(seq.tokens)) :]):
-            self.pool.release(block, keep=False)
-        del seq.blocks[self.blocks_for(len(seq.tokens)) :]
+        needed = self.blocks_for(len(seq.tokens))
+        if len(seq.blocks) > needed:
+            for block in reversed(seq.blocks[needed:]):
+                self.pool.release(block, keep=False)
+            del seq.blocks[needed:]
 
     def register(self, seq: Sequence) -> None:
         """Offer the full blocks computed since the last call to the prefix cache."""

@@ -175,6 +175,8 @@ class StepPlan:
     """int32: image embeddings to forget, before anything else is done."""
     encode: ImageJobs = field(default_factory=ImageJobs)
     images: ImageSpans = field(default_factory=ImageSpans)
+    by_draft_model: bool = False
+    """The draft model computes the step, not the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from math import inf
 from scheduler import policy
 from scheduler.admission import refuse_overload, refuse_what_never_fits
 from scheduler.config import SchedulerConfig
-from scheduler.drafts import make_drafter
+from scheduler.drafts import make_speculation
 from scheduler.encoder_cache import NO_ENCODER, EncoderLimits
 from scheduler.images import ImagePlanner
 from scheduler.invariants import check_queues
@@ -39,9 +39,11 @@ class Scheduler:
         max_model_len: int,
         encoder: EncoderLimits = NO_ENCODER,
         masks: TokenMasks | None = None,
+        draft_cost: float = 0.0,
         drafter: Drafter | None = None,
     ) -> None:
-        """`drafter` is one for tests, in place of the configured one."""
+        """A step of the draft model, if there is one, costs `draft_cost` steps of the model. `drafter` is one for
+        tests, in place of the configured one."""
         self._config = config
         self._max_total = min(max_model_len, num_blocks * config.block_size)
         self._max_model_len = max_model_len
@@ -52,7 +54,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._sampled = SampledRows(masks)
-        self._speculation = Speculation(drafter or make_drafter(config.speculative_config))
+        self._speculation = Speculation(drafter) if drafter else make_speculation(config, draft_cost, masks)
         self._planned: list[Planned] = []
         self._step_id = self._next_arrival = self._live_prompt_tokens = 0
         self._earliest_deadline = inf
@@ -96,6 +98,10 @@ class Scheduler:
         self._expire(now)
         config = self._config
         decodes, prompts = policy.split_prompts(self._running)
+        draft_step = self._speculation.draft_step(self._step_id + 1, decodes, self._kv)
+        if draft_step is not None:
+            self._step_id += 1
+            return draft_step
         decodes, complete = self._give_room(decodes)
         part = config.prefill_share if decodes else 1.0
         limit = config.max_num_batched_tokens - len(decodes)
@@ -119,8 +125,10 @@ class Scheduler:
 
     def commit(self, result: StepResult, now: float) -> None:
         """Take the result of the step that was planned last, then end what is past its deadline."""
-        assert self._planned, "a result without a plan"
         assert result.step_id == self._step_id, f"result of step {result.step_id}, planned was {self._step_id}"
+        if self._speculation.take_drafts(result):
+            return
+        assert self._planned, "a result without a plan"
         planned, self._planned = self._planned, []
         num_samples = sum(step.num_samples for step in planned)
         assert len(result.token_ids) == num_samples, f"{len(result.token_ids)} tokens for {num_samples} rows"
@@ -146,22 +154,8 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Gauges and counters as of now."""
-        return SchedulerStats(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            free_blocks=self._kv.pool.num_free,
-            cached_blocks=self._kv.pool.num_cached,
-            total_blocks=self._kv.pool.num_blocks,
-            encoder_bytes=self._images.num_bytes,
-            preemptions=self._counters.preemptions,
-            prefix_queries=self._counters.prefix_queries,
-            prefix_hits=self._counters.prefix_hits,
-            prompt_tokens=self._counters.prompt_tokens,
-            generation_tokens=self._counters.generation_tokens,
-            speculation=self._speculation.stats(),
-            encoder_hits=self._images.num_hits,
-            images_encoded=self._images.num_encoded,
-        )
+        queues = len(self._running), len(self._waiting)
+        return self._counters.stats(*queues, self._kv.pool, self._images, self._speculation.stats())
 
     def check_invariants(self) -> None:
         """Assert that nothing is lost, shared by mistake or in two places. O(blocks + sequences)."""
@@ -187,7 +181,8 @@ class Scheduler:
         self._running.remove(seq)
         self._kv.release(seq)
         self._images.release(seq)
-        seq.status, seq.preempted, seq.guesses = Status.WAITING, True, None
+        seq.status, seq.preempted = Status.WAITING, True
+        seq.guesses = seq.text_index = None
         seq.prompt_scores.clear()
         insort(self._waiting, seq, key=policy.queue_rank)
         self._counters.preemptions += 1
@@ -261,8 +256,8 @@ class Scheduler:
         seq.num_computed = len(seq.tokens) - 1
         self._kv.register(seq)
         self._counters.add_output(count, seq.num_prompt if seq.num_outputs == count else 0)
+        self._kv.trim(seq)
         if event.num_drafts:
-            self._kv.trim(seq)
             self._speculation.count(event)
         self._events.append(event)
         if event.finish_reason is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from scheduler.guesses import Guesses
+from scheduler.lookup import TextIndex
 from scheduler.plan import ints
 from scheduler.prefix_cache import CachedBlock
 from scheduler.request import Request, TokenLogprob
@@ -57,7 +58,8 @@ class Sequence:
     """Images that were counted as encoder hits or misses."""
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     guesses: Guesses | None = None
-    """Of a running sequence, where tokens are guessed from what was seen before."""
+    text_index: TextIndex | None = None
+    """Of a running sequence whose tokens are guessed ahead; the index where they are looked up."""
     preempted: bool = False
     overtaken: int = 0
     """Sequences that were admitted before this one because it found too few blocks."""

@@ -5,12 +5,12 @@ line (`python -m scheduler.simulate --help`). Used by tests and by people; no pr
 import argparse
 import sys
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from random import Random
 from typing import TypeVar
 
-from scheduler.config import SchedulerConfig
+from scheduler.config import SchedulerConfig, SpeculativeConfig
 from scheduler.encoder_cache import EncoderLimits
 from scheduler.fake_runtime import FakeRuntime
 from scheduler.plan import FAILED_TOKEN, StepPlan
@@ -39,6 +39,9 @@ COUNTERS = (
     "encoder_hits",
     "images_encoded",
 )
+
+SELF = SpeculativeConfig(method="self", num_speculative_tokens=4, num_draft_layers=1)
+"""The fake runtime's draft model is always right, and uses the model's cache."""
 
 Chosen = TypeVar("Chosen", CostModel, Load, SchedulerConfig)
 
@@ -76,7 +79,10 @@ class _World:
             config, encoder = random_encoder(random, config, pictures)
         self._config = config
         self._live: dict[int, tuple[list[Part], Request, Oracle]] = {}
-        drafter = Clairvoyant(random, lambda seq_id: self._live[seq_id][2]) if random.random() < 0.5 else None
+        kind = random.randrange(4)
+        drafter = Clairvoyant(random, lambda seq_id: self._live[seq_id][2]) if kind == 0 else None
+        if kind == 1:
+            config = replace(config, speculative_config=SELF)
         self.scheduler = Scheduler(
             config, num_blocks=num_blocks, max_model_len=max_model_len, encoder=encoder, drafter=drafter
         )

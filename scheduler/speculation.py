@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from scheduler.config import MAX_STEP_DRAFTS
 from scheduler.kv_blocks import KVBlocks
+from scheduler.plan import StepPlan, StepResult, ints
 from scheduler.plan_builder import NO_DRAFTS
 from scheduler.request import TokenEvent
 from scheduler.sequence import Sequence
@@ -42,6 +43,9 @@ class Proposal(NamedTuple):
     """How likely each is to hold when those before it do."""
 
 
+NO_PROPOSAL = Proposal(ints(), 0.0)
+
+
 class Drafter(Protocol):
     """Where guesses come from."""
 
@@ -54,13 +58,38 @@ class Drafter(Protocol):
         ...
 
 
+class DraftSteps(Protocol):
+    """Steps in which drafts are made (`draft_model.ModelDrafter`)."""
+
+    def plan(self, step_id: int, decodes: list[Sequence], kv: KVBlocks) -> StepPlan | None:
+        """The next one before the step that verifies; None if there is none."""
+        ...
+
+    def commit(self, result: StepResult) -> bool:
+        """Take the result of a step; False if none was planned here."""
+        ...
+
+    def step_is_planned(self) -> None:
+        """The step that verifies is planned."""
+        ...
+
+
 class Speculation:
     """Decides how many drafts a step has, and counts what became of them. Without a drafter there are none."""
 
-    def __init__(self, drafter: Drafter | None) -> None:
-        self._drafter = drafter
+    def __init__(self, drafter: Drafter | None, steps: DraftSteps | None = None) -> None:
+        """`steps` are those that the drafter needs."""
+        self._drafter, self._steps = drafter, steps
         self._drafts = self._draft_tokens = 0
         self._accepted: list[int] = []
+
+    def draft_step(self, step_id: int, decodes: list[Sequence], kv: KVBlocks) -> StepPlan | None:
+        """A step that has to come before the next one of the model, to draft for `decodes`."""
+        return None if self._steps is None else self._steps.plan(step_id, decodes, kv)
+
+    def take_drafts(self, result: StepResult) -> bool:
+        """Take the result of such a step; False if it is of another."""
+        return self._steps is not None and self._steps.commit(result)
 
     def drafts(self, decodes: list[Sequence], chunk_tokens: int, limit: int, kv: KVBlocks) -> "list[array[int]]":
         """Drafts of each of `decodes`, with blocks to hold them. The step's chunks of prompts have `chunk_tokens` of
@@ -69,6 +98,8 @@ class Speculation:
             return [NO_DRAFTS] * len(decodes)
         num_rows = len(decodes) + chunk_tokens
         chosen = choose_drafts(self._drafter, decodes, num_rows, min(limit - chunk_tokens, MAX_STEP_DRAFTS))
+        if self._steps is not None:
+            self._steps.step_is_planned()
         return [
             drafts and drafts[: kv.cover(seq, len(seq.tokens) + len(drafts)) - len(seq.tokens)]
             for seq, drafts in zip(decodes, chosen, strict=True)

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from scheduler.block_pool import BlockPool
+from scheduler.images import ImagePlanner
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStats:
@@ -51,6 +54,27 @@ class Counters:
     prefix_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+
+    def stats(
+        self, running: int, waiting: int, pool: BlockPool, images: ImagePlanner, speculation: SpeculationStats
+    ) -> SchedulerStats:
+        """These and what others count."""
+        return SchedulerStats(
+            running=running,
+            waiting=waiting,
+            free_blocks=pool.num_free,
+            cached_blocks=pool.num_cached,
+            total_blocks=pool.num_blocks,
+            encoder_bytes=images.num_bytes,
+            preemptions=self.preemptions,
+            prefix_queries=self.prefix_queries,
+            prefix_hits=self.prefix_hits,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            speculation=speculation,
+            encoder_hits=images.num_hits,
+            images_encoded=images.num_encoded,
+        )
 
     def look_up(self, queries: int, hits: int) -> None:
         """A sequence looked for its prompt in the prefix cache when it first ran."""

@@ -219,6 +219,7 @@ def make_scheduler(config: SchedulerConfig, info: RuntimeInfo, masks: TokenMasks
             whole_spans=info.whole_span > 0,
         ),
         masks=masks,
+        draft_cost=info.draft_cost,
     )
 
 

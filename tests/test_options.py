@@ -76,10 +76,18 @@ def test_speculation_is_configured_in_the_spelling_of_vllm(tmp_path: Path) -> No
     [
         ("ngram", "is not a JSON object"),
         ("[1]", "is not a JSON object"),
-        ('{"method": "medusa", "num_speculative_tokens": 4}', "method 'medusa' is not one of ngram, suffix"),
-        ('{"num_speculative_tokens": 4}', "method 'None' is not one of ngram, suffix"),
+        (
+            '{"method": "medusa", "num_speculative_tokens": 4}',
+            "method 'medusa' is not one of ngram, suffix, draft, self",
+        ),
+        ('{"num_speculative_tokens": 4}', "method 'None' is not one of ngram, suffix, draft, self"),
         ('{"method": "ngram"}', "missing required field `num_speculative_tokens`"),
-        ('{"method": "ngram", "num_speculative_tokens": 4, "model": "x"}', "'model' is unknown"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 4, "model": "x"}',
+            "model names the draft model, for the method draft",
+        ),
+        ('{"method": "ngram", "num_speculative_tokens": 4, "draft_model": "x"}', "'draft_model' is unknown"),
+        ('{"method": "mtp", "num_speculative_tokens": 1}', "method 'mtp' is not one of ngram, suffix, draft, self"),
         ('{"method": "ngram", "num_speculative_tokens": true}', "Expected `int`, got `bool`"),
         ('{"method": "ngram", "num_speculative_tokens": 33}', "num_speculative_tokens must be from 1 to 32"),
     ],

@@ -61,11 +61,15 @@ class Decoder:
     def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
         """[T, C]: the last layer's output, before the final norm. Writes the step's keys and values to `kv`,
         which has one entry a layer."""
+        return self.forward_through(batch, kv, len(self.layers))
+
+    def forward_through(self, batch: Batch, kv: list[KVLayer], num_layers: int) -> Tensor:
+        """[T, C]: the output of layer `num_layers` - 1; later ones are not run."""
         x_TC = self._embedded(batch)
         batch, rope = self.rotations.of_step(batch)
         ropes = rope, rope if self.local_table is None else self.local_table
         done, deepest = 0, max((len(images.deepstack_NC) for images in batch.images), default=0)
-        for end in sorted({*range(1, deepest + 1), len(self.layers)}):
+        for end in sorted({*range(1, min(deepest, num_layers) + 1), num_layers}):
             x_TC = self.stack.run(x_TC, range(done, end), ropes, batch, kv)
             for images in batch.images:
                 if end <= len(images.deepstack_NC):

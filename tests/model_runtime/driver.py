@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import torch
 
 from model_runtime.checkpoint import LoadedModel
-from model_runtime.kv_store import allocate
+from model_runtime.draft import FirstLayers
+from model_runtime.kv_store import KVLayer, allocate
 from model_runtime.ops import load_ops
-from model_runtime.runner import Runner
+from model_runtime.runner import DraftModel, Runner
 from scheduler.config import SchedulerConfig
 from scheduler.request import FinishReason, Request, TokenLogprob
 from scheduler.scheduler import Scheduler
@@ -28,6 +29,20 @@ class Outcome:
     finish_reason: FinishReason | None = None
 
 
+def _cache(model: LoadedModel, config: SchedulerConfig, num_blocks: int, kv_type: torch.dtype) -> list[KVLayer]:
+    kv = allocate(
+        num_layers=model.config.num_layers,
+        num_blocks=num_blocks,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        block_size=config.block_size,
+        dtype=kv_type,
+        device=torch.device("cpu"),
+    )
+    fill_with_nan(kv)
+    return kv
+
+
 class Session:
     """A scheduler and a runner over one KV pool, which starts full of NaN: what is read unwritten is seen."""
 
@@ -38,21 +53,19 @@ class Session:
         num_blocks: int,
         kv_type: torch.dtype = torch.float32,
         drafter: Drafter | None = None,
+        draft: LoadedModel | None = None,
     ) -> None:
-        architecture, device = model.config, torch.device("cpu")
-        kv = allocate(
-            num_layers=architecture.num_layers,
-            num_blocks=num_blocks,
-            num_kv_heads=architecture.num_kv_heads,
-            head_dim=architecture.head_dim,
-            block_size=config.block_size,
-            dtype=kv_type,
-            device=device,
-        )
-        fill_with_nan(kv)
-        self.runner = Runner(model.decoder, kv, config.block_size, load_ops(device, "auto"))
+        """`draft` is the draft model of the speculation method draft; that of the method self is made here."""
+        kv = _cache(model, config, num_blocks, kv_type)
+        speculative, draft_model = config.speculative_config, None
+        if draft is not None:
+            draft_model = DraftModel(model=draft.decoder, kv=_cache(draft, config, num_blocks, kv_type))
+        elif speculative is not None and speculative.method == "self":
+            draft_model = DraftModel(model=FirstLayers(model.decoder, speculative.num_draft_layers), kv=kv)
+        ops = load_ops(torch.device("cpu"), "auto")
+        self.runner = Runner(model.decoder, kv, config.block_size, ops, draft=draft_model)
         self.scheduler = Scheduler(
-            config, num_blocks=num_blocks, max_model_len=architecture.max_position, drafter=drafter
+            config, num_blocks=num_blocks, max_model_len=model.config.max_position, drafter=drafter
         )
         self.largest_chunk = 0
         """Most tokens that a sequence was given in a step."""

@@ -56,7 +56,7 @@ def test_copy_repeats_where_the_text_ends() -> None:
 
 
 def test_rate_follows_what_was_right() -> None:
-    guesses = Guesses(TextIndex(2), tokens=ints([5, 6, 7]), position=2)
+    guesses = Guesses(tokens=ints([5, 6, 7]), position=2)
     guesses.judge(ints([1, 2, 5, 6, 8]))
     assert abs(guesses.rate - 0.8 * (1 - 0.8**2 * 0.5)) < 1e-9  # right, right, wrong
     guesses.tokens, guesses.position, before = ints([3]), 5, guesses.rate

@@ -303,6 +303,11 @@ def test_drafter_hears_of_every_end() -> None:
         ({"prompt_lookup_min": 9}, "prompt_lookup_min must be from 1 to prompt_lookup_max"),
         ({"prompt_lookup_max": 65}, "at most 64"),
         ({"method": "suffix", "prompt_lookup_max": 4}, "are for the method ngram"),
+        ({"method": "draft"}, "model names the draft model"),
+        ({"model": "x"}, "model names the draft model"),
+        ({"method": "self"}, "num_draft_layers is a positive number"),
+        ({"method": "self", "num_draft_layers": -1}, "num_draft_layers is a positive number"),
+        ({"num_draft_layers": 2}, "num_draft_layers is a positive number"),
     ],
 )
 def test_configuration_is_checked(changes: dict[str, int | str], message: str) -> None:

@@ -1,0 +1,137 @@
+"""The draft model of speculative decoding: a checkpoint of its own, or the first layers of the model. Made by the
+executor when it loads, run by the runner, engine process.
+
+Legend: T tokens of the step, R rows whose logits are wanted, C hidden size, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model_runtime.batch import Batch
+from model_runtime.checkpoint import LoadedModel, load_model
+from model_runtime.config import ModelConfig, RuntimeConfig
+from model_runtime.kv_store import KVLayer, allocate, bytes_per_block, storage_type
+from model_runtime.memory import PlanError, model_length
+from model_runtime.models.decoder import Decoder
+from model_runtime.ops.registry import Ops
+from model_runtime.runner import DraftModel
+from model_runtime.weights.load import Precision
+from scheduler.config import SchedulerConfig
+
+
+class FirstLayers:
+    """A decoder cut short: after its first layers come the final norm and the output matrix. What it writes to the
+    cache is what the whole decoder would write there."""
+
+    def __init__(self, decoder: Decoder, num_layers: int) -> None:
+        self._decoder, self._num_layers = decoder, num_layers
+
+    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+        """[T, C]; writes the keys and values of the first layers."""
+        return self._decoder.forward_through(batch, kv, self._num_layers)
+
+    def logits(self, hidden_RC: Tensor) -> Tensor:
+        """[R, V] float32."""
+        return self._decoder.logits(hidden_RC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPart:
+    """What a draft model takes beside the model."""
+
+    loaded: LoadedModel | None
+    """None where it is the model's first layers."""
+    weight_bytes: int
+    block_bytes: int
+    """Of its keys and values, a KV block."""
+    cost: float
+    """Of a step, in steps of the model: by the weights that it reads."""
+
+
+NO_DRAFT = DraftPart(loaded=None, weight_bytes=0, block_bytes=0, cost=0.0)
+
+
+def load_draft(
+    scheduler: SchedulerConfig,
+    runtime: RuntimeConfig,
+    model: LoadedModel,
+    ops: Ops,
+    device: torch.device,
+    precision: Precision,
+) -> DraftPart:
+    """The draft model that is configured, read if it is a checkpoint; NO_DRAFT for methods without one. Raises
+    CheckpointError where it cannot be read, PlanError where it does not suit the model."""
+    config = scheduler.speculative_config
+    if config is None or config.method not in ("draft", "self"):
+        return NO_DRAFT
+    if device.type != "cpu":
+        raise PlanError(f"the speculation method {config.method} runs on CPU only; ngram and suffix run anywhere")
+    if config.method == "self":
+        if config.num_draft_layers >= model.config.num_layers:
+            raise PlanError(
+                f"num_draft_layers {config.num_draft_layers} must be less than the {model.config.num_layers} layers of "
+                "the model"
+            )
+        return _first_layers(config.num_draft_layers, model.config)
+    length = model_length(model.config, runtime)
+    loaded = load_model(
+        Path(config.model).expanduser(),
+        ops,
+        device,
+        lambda fraction: None,
+        lambda architecture, size, kv_type: min(length, architecture.max_position),
+        precision,
+    )
+    _check(loaded, model, length)
+    own, kv_type = loaded.config, storage_type(runtime.kv_cache_dtype, loaded.kv_type)
+    return DraftPart(
+        loaded=loaded,
+        weight_bytes=loaded.weight_bytes,
+        block_bytes=bytes_per_block(own.num_layers, own.num_kv_heads, own.head_dim, scheduler.block_size, kv_type),
+        cost=loaded.weight_bytes / model.weight_bytes,
+    )
+
+
+def _check(draft: LoadedModel, model: LoadedModel, length: int) -> None:
+    for what, given, needed in (
+        ("a vocabulary of {} tokens", draft.config.vocab_size, model.config.vocab_size),
+        ("{} positions", min(draft.config.max_position, length), length),
+        ("{} bytes of weights", max(draft.weight_bytes, model.weight_bytes), model.weight_bytes),
+    ):
+        if given != needed:
+            raise PlanError(f"the draft model has {what.format(given)}, and {needed} suit the model")
+
+
+def _first_layers(num_layers: int, config: ModelConfig) -> DraftPart:
+    """The part of the model's first layers, which need nothing more; they share the output matrix, which is read in
+    every step."""
+    hidden, heads = config.hidden_size, 2 * (config.num_heads + config.num_kv_heads)
+    layer = hidden * (heads * config.head_dim + 3 * config.intermediate_size)
+    head = hidden * config.vocab_size
+    cost = (head + num_layers * layer) / (head + config.num_layers * layer)
+    return DraftPart(loaded=None, weight_bytes=0, block_bytes=0, cost=cost)
+
+
+def draft_model(
+    scheduler: SchedulerConfig, runtime: RuntimeConfig, part: DraftPart, decoder: Decoder, kv: list[KVLayer]
+) -> DraftModel | None:
+    """Ready to run beside `decoder` with its cache `kv`; None for methods without one."""
+    config = scheduler.speculative_config
+    if config is not None and config.method == "self":
+        return DraftModel(model=FirstLayers(decoder, config.num_draft_layers), kv=kv)
+    if part.loaded is None:
+        return None
+    own = part.loaded.config
+    own_kv = allocate(
+        num_layers=own.num_layers,
+        num_blocks=kv[0].key_NHDB.shape[0],
+        num_kv_heads=own.num_kv_heads,
+        head_dim=own.head_dim,
+        block_size=scheduler.block_size,
+        dtype=storage_type(runtime.kv_cache_dtype, part.loaded.kv_type),
+        device=torch.device("cpu"),
+    )
+    return DraftModel(model=part.loaded.decoder, kv=own_kv)
