@@ -1,4 +1,4 @@
-"""Drafts of a draft model, or of the model's first layers: outputs stay the same, and an equal model is always right."""
+"""Drafts of a draft model, or of the model's first layers: outputs stay the same; an equal model is always right."""
 
 from dataclasses import replace
 from pathlib import Path
