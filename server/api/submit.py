@@ -55,6 +55,8 @@ def start(
 ) -> Generation:
     """Hand the prompts to the engine, all or none. Raises BadRequest, Overloaded or Unavailable."""
     record.request_id = body.request_id or record.request_id
+    if body.ignore_eos and grammar is not None:
+        raise BadRequest("ignore_eos is not allowed where the output has a form, which ends.", param="ignore_eos")
     sampling = replace(_sampling(gateway, body), grammar=grammar)
     made = [_prompt(gateway, body, sampling, prompt) for prompt in prompts]
     streams = gateway.engine.submit([prompt.request for prompt in made], admission)

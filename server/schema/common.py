@@ -182,8 +182,6 @@ class GenerationBody(SamplingFields, RequestBody):
     def _check_grammar(self) -> None:
         if self.structured_outputs is not None and self.response_format is not None:
             raise BadRequest("Give either response_format or structured_outputs.", param="structured_outputs")
-        if self.ignore_eos and self.grammar is not None:
-            raise BadRequest("ignore_eos is not allowed with an output that has an end.", param="ignore_eos")
 
 
 Body = TypeVar("Body", bound=RequestBody)
