@@ -147,7 +147,7 @@ class Bench:
 def generate(bench: Bench, count: int, sequences: int, max_tokens: int) -> Iterator[Output]:
     """`count` outputs, for the schemas in turn."""
     schemas = json.loads(SCHEMAS.read_text())
-    jobs = [(schemas[index % len(schemas)], TEMPERATURES[index // len(schemas) % 2]) for index in range(count)]
+    jobs = [(schemas[index % len(schemas)], TEMPERATURES[index % len(TEMPERATURES)]) for index in range(count)]
     for first in range(0, count, sequences):
         batch = jobs[first : first + sequences]
         requests = [

@@ -15,6 +15,7 @@ from server.api.gateway import Gateway, record_of
 from server.api.render import Renderer, to_json
 from server.api.sse import EventStream
 from server.choice import Prompt
+from server.errors import BadRequest
 from server.generation import Admission, GenerationRequest
 from server.grammar.grammar import Grammar
 from server.metrics import RequestMeter

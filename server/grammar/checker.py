@@ -75,7 +75,7 @@ class ProcessChecker:
             return Verdict(error=f"it takes more than {CHECK_SECONDS:g} s to compile")
         except (OSError, EOFError):
             await self._replace(process)
-            verdict = Verdict(error="it is too complex to compile")
+            return Verdict(error="it is too complex to compile")
         self._kept[grammar] = verdict
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)

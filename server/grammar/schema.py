@@ -92,6 +92,8 @@ class _Found:
             for name, child in _subschemas(key, value, place):
                 self.visit(child, name)
         _check_types(schema, place)
+        if any(map(_has_long_number, map(schema.get, VALUE_KEYS))):
+            raise GrammarError(f"at {place}: numbers beyond 64 bits are not supported")
         if "$ref" in schema:
             self._note_reference(schema["$ref"], place)
 
@@ -144,6 +146,12 @@ class _Found:
             return True
         needed = [*first[: int(least)], *([schema.get("items", True)] if least > len(first) else [])]
         return all(map(self.can_end, needed))
+
+
+def _has_long_number(value: object) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_has_long_number, _children(value)))
+    return isinstance(value, int) and not -(2**63) <= value < 2**64
 
 
 def _list(value: object) -> list[object]:

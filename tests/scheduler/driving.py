@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from scheduler.config import SchedulerConfig, SpeculativeConfig
 from scheduler.encoder_cache import EncoderLimits
+from scheduler.masks import TokenMasks
 from scheduler.plan import RowLogprobs, StepPlan, StepResult, floats, ints
 from scheduler.request import Request, SamplingParams, TokenEvent
 from scheduler.scheduler import Scheduler
@@ -26,9 +27,12 @@ def make(
     max_model_len: int = 1000,
     config: SchedulerConfig = CONFIG,
     encoder: EncoderLimits = ENCODER,
+    masks: TokenMasks | None = None,
     drafter: Drafter | None = None,
 ) -> Scheduler:
-    return Scheduler(config, num_blocks=num_blocks, max_model_len=max_model_len, encoder=encoder, drafter=drafter)
+    return Scheduler(
+        config, num_blocks=num_blocks, max_model_len=max_model_len, encoder=encoder, masks=masks, drafter=drafter
+    )
 
 
 def ask(

@@ -1,10 +1,12 @@
 """From sampling parameters to plan rows."""
 
+from array import array
 from dataclasses import fields
 from math import inf
 
-from scheduler.plan import SampleRows
-from scheduler.request import SamplingParams
+from scheduler.plan import FAILED_TOKEN, SampleRows
+from scheduler.request import FinishReason, OutputGrammar, SamplingParams
+from scheduler.scheduler import Scheduler
 from tests.scheduler.driving import ask, make, step
 
 BANS = SamplingParams(max_tokens=9, bad_words=((5,), (6, 7), (6, 7, 8)))
@@ -75,3 +77,55 @@ def test_bad_words_are_banned_one_token_short() -> None:
         [(5, -inf), (7, -inf)],
         [(5, -inf), (8, -inf)],
     ]
+
+
+class Evens:
+    """Allows a token after an even one, and after an odd one another token and the end token 2."""
+
+    def next_tokens(self, seq_id: int, tokens: "array[int]", num_prompt: int, drafts: "array[int]") -> bytes:
+        last = (*tokens[num_prompt:], *drafts)[-1:] or (0,)
+        assert (seq_id, num_prompt) == (0, 2)
+        return (1 << 33 if last[0] % 2 == 0 else (1 << 40) + (1 << 2)).to_bytes(8, "little")
+
+
+GRAMMAR = OutputGrammar(source="any")
+
+
+def _with_masks(sampling: SamplingParams) -> Scheduler:
+    scheduler = make(masks=Evens())
+    scheduler.add(ask(0, [2, 3], sampling=sampling), 0.0)
+    scheduler.add(ask(1, 3), 0.0)
+    return scheduler
+
+
+def _masks(sample: SampleRows) -> tuple[list[int], list[int]]:
+    return sample.mask_rows.tolist(), sample.masks.tolist()
+
+
+def test_masks_are_of_the_rows_with_a_grammar() -> None:
+    scheduler = _with_masks(SamplingParams(max_tokens=9, eos_token_ids=(2,), grammar=GRAMMAR))
+    assert _masks(step(scheduler, tokens=[33, 7]).sample) == ([0], [0, 2])
+    assert _masks(step(scheduler, tokens=[40, 7]).sample) == ([0], [4, 256])
+    assert _masks(step(scheduler, tokens=[33, 7]).sample) == ([0], [0, 2])
+
+
+def test_end_tokens_leave_a_mask_until_min_tokens_unless_nothing_else_is_left() -> None:
+    sampling = SamplingParams(max_tokens=9, min_tokens=3, eos_token_ids=(2,), grammar=GRAMMAR)
+    scheduler = _with_masks(sampling)
+    first = step(scheduler, tokens=[33, 7]).sample
+    assert (_masks(first), _bias(first)) == (([0], [0, 2]), [])
+    assert _masks(step(scheduler, tokens=[33, 7]).sample) == ([0], [0, 256])
+    step(scheduler, tokens=[33, 7])
+    assert _masks(step(scheduler, tokens=[40, 7]).sample) == ([0], [4, 256])
+    forced = _with_masks(SamplingParams(max_tokens=9, min_tokens=3, eos_token_ids=(33,), grammar=GRAMMAR))
+    assert _masks(step(forced, tokens=[33, 7]).sample) == ([0], [0, 2])
+
+
+def test_a_dead_end_ends_its_sequence_alone() -> None:
+    scheduler = _with_masks(SamplingParams(max_tokens=9, grammar=GRAMMAR))
+    step(scheduler, tokens=[FAILED_TOKEN, 7])
+    failed, other = scheduler.take_events()
+    assert (failed.seq_id, failed.finish_reason) == (0, FinishReason.DEAD_END)
+    assert failed.message == "no token is left that the grammar allows and that is not banned"
+    assert (other.seq_id, other.token_ids, other.finish_reason) == (1, (7,), None)
+    scheduler.check_invariants()

@@ -1,0 +1,187 @@
+"""What outputs with a grammar may say: every kind of grammar, bounds, drafts, reasoning, many sequences."""
+
+import json
+from typing import Any
+
+import pytest
+
+from server.grammar.digits import MAX_DIGITS, DigitLimit
+from server.grammar.errors import GrammarError
+from server.grammar.grammar import Grammar
+from server.grammar.matchers import MAX_COMPILED, Matchers
+from server.grammar.worker import verdict_on
+from server.prompt.vocabulary import vocabulary_of
+from server.reasoning import ReasoningMarks
+from tests.server.fakes import EOS, TOKENIZER, LocalChecker, make_tokenizer
+from tests.server.grammar_case import NO_DRAFTS, PROMPT, Writer, fits, request_for, wait
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "string"}}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+)
+TAGS = json.dumps(
+    {
+        "structures": [{"begin": "<f=x>", "schema": {"type": "integer"}, "end": "</f>"}],
+        "triggers": ["<f"],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "output", "expected"),
+    [
+        ("json_object", "", '{"a": [1, {"b": null}]}', True),
+        ("json_object", "", "[1]", False),
+        ("json_schema", SCHEMA, '{"a":1,"b":["x","é😀\\n"]}', True),
+        ("json_schema", SCHEMA, '{\n  "a": 1,\n  "b": [\n    "x"\n  ]\n}', True),
+        ("json_schema", SCHEMA, '{"b":[],"a":1}', False),
+        ("json_schema", SCHEMA, '{"a":1.5,"b":[]}', False),
+        ("json_schema", SCHEMA, '{"a":1,"b":[],"c":2}', False),
+        ("json_schema", SCHEMA, '{"a":1,"b":[', False),
+        ("json_schema", SCHEMA, '{"a":  1,"b":[]}', False),
+        ("json_schema", SCHEMA, '{"a":\n\n1,"b":[]}', False),
+        ("json_schema", SCHEMA, '{"a":1,"b":["\\ud800"]}', False),
+        ("json_schema", "{}", "-1.5e+3", True),
+        ("json_schema", '{"const":"\\u0001/"}', '"\\u0001/"', True),
+        ("regex", r"\d{3}-[a-z]/", "123-x/", True),
+        ("regex", r"^\d{3}$", "1234", False),
+        ("regex", "a\nb|é", "a\nb", True),
+        ("choice", '["yes","no","é\\"/\\n"]', 'é"/\n', True),
+        ("choice", '["yes","no"]', "ye", False),
+        ("choice", '["a<|im_start|>b"]', "a<|im_start|>b", True),
+        ("grammar", 'start: "a" b*\nb: "c" | /[0-9]+/', "ac12c", True),
+        ("grammar", 'root ::= "yes" | [0-9]+', "42", True),
+        ("grammar", 'root ::= "yes" | [0-9]+', "yes1", False),
+        ("structural_tag", TAGS, "hm <f=x>12</f> and <f=x>3</f>.", True),
+        ("structural_tag", TAGS, "no calls < f", True),
+        ("structural_tag", TAGS, "hm <f=y>", False),
+        ("structural_tag", TAGS, "hm <f=x>1", False),
+    ],
+)
+def test_outputs_of_every_kind(kind: str, text: str, output: str, expected: bool) -> None:
+    assert fits(kind, text, output) is expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("regex", "ab[.*", "at character 2 of a regular expression: unclosed character class"),
+        ("regex", "(?<=a)b", "at character 0 of a regular expression: look-around"),
+        ("regex", "(" * 300 + ")" * 300, "at character 250 of a regular expression: exceed the maximum number"),
+        ("grammar", "start: a\nb: /[/", "line 1, column 8: unknown name"),
+        ("grammar", "start: a\na: /[/", "line 2, column 4: at character 0 of a regular expression: unclosed"),
+        ("grammar", 'start: start "a"', "nothing matches it"),
+        ("grammar", '%llguidance {}\nstart: "a"', "%llguidance may not be used"),
+        ("grammar", "root ::= foo", "Rule 'foo' not found"),
+        ("grammar", "root ::= (", "Expected ')'"),
+        ("json_schema", "{", "not JSON: "),
+        ("json_schema", "[" * 100_000, "not JSON: "),
+        ("json_schema", '{"type":"string","minLength":5,"maxLength":2}', "Unsatisfiable schema: minLength (5)"),
+        ("json_schema", '{"type":"string","pattern":"a("}', "at character 1 of a regular expression: unclosed group"),
+        ("json_schema", '{"oneOf":[{"type":"string"},{"minLength":3}]}', "oneOf is only supported where no output"),
+        ("structural_tag", TAGS.replace('"<f"', '"<g"'), "structures[0].begin starts with none of the triggers"),
+        ("structural_tag", TAGS.replace("integer", "int"), "structures[0].schema: at #: there is no type 'int'"),
+    ],
+)
+def test_faults_are_named_with_their_place(kind: Any, text: str, message: str) -> None:
+    checker = LocalChecker()
+    verdict = verdict_on(Grammar(kind=kind, text=text), checker.vocabulary, checker.trie)
+    assert verdict.grammar is None
+    assert verdict.error.startswith(message)
+
+
+def test_white_space_and_digits_are_bounded() -> None:
+    assert Writer("json_schema", "{}").write("[" + " " * 50) == "[ "
+    assert Writer("json_schema", "{}").write("[\n" + " " * 50) == "[\n" + " " * 16
+    for number in ("1" * 99, "-0." + "1" * 99, "9" * 30 + "." + "9" * 99):
+        writer = Writer("json_schema", '{"type":"number"}')
+        written = writer.write(number)
+        assert sum(sign.isdigit() for sign in written) == MAX_DIGITS
+        assert writer.ends
+    writer = Writer("json_schema", '{"type":"number"}')
+    assert writer.write("1" * MAX_DIGITS + ".5e+77").endswith(".5e+7")
+
+
+def test_digits_of_strings_and_forced_digits_are_not_bounded() -> None:
+    assert fits("json_schema", '{"type":"string"}', '"\\"' + "1" * 99 + '"')
+    limit = DigitLimit([b"1", b"a", b"", b"2b"])
+    assert limit.shorten(b"\x0f") == b"\x06"
+    assert limit.shorten(b"\x09") == b"\x09"
+
+
+def test_drafts_are_taken_back() -> None:
+    writer = Writer("json_schema", SCHEMA)
+    assert writer.write('{"a":') == '{"a":'
+    before = writer.allowed()
+    assert writer.allowed(writer.ids('1,"b"')) == set(writer.ids(": \n"))
+    assert writer.allowed(writer.ids('1,"b":[]}')) == {EOS}
+    assert writer.allowed(writer.ids('1,"b":[]}<|im_end|>')) == set()
+    assert writer.allowed(writer.ids("x")) == set(), "the row after a draft that is not allowed"
+    assert writer.allowed() == before
+    assert writer.write('1,"b":[]}') == '1,"b":[]}'
+    assert writer.ends
+
+
+def test_digits_of_drafts_count() -> None:
+    writer = Writer("json_schema", '{"type":"integer"}')
+    assert writer.write("1" * (MAX_DIGITS - 2))
+    assert set(writer.ids("7")) < writer.allowed(writer.ids("1"))
+    assert writer.allowed(writer.ids("11")) == {EOS}
+    assert set(writer.ids("7")) < writer.allowed()
+
+
+THINK = ReasoningMarks(begin="<think>", end="</think>")
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_reasoning_may_come_first(special: bool) -> None:
+    tokenizer = make_tokenizer("<think>", "</think>") if special else TOKENIZER
+    for is_reasoning, output, expected in [
+        (False, '<think>Is it "x?</think>\n\n{"a":1,"b":[]}', True),
+        (False, '{"a":1,"b":[]}', True),
+        (False, "Is it x?", False),
+        (True, 'Is it "x?</think>{"a":1,"b":[]}', True),
+        (True, '{"a":1,"b":[]}', False),
+        (True, "x</think>x", False),
+    ]:
+        writer = Writer("json_schema", SCHEMA, tokenizer, reasoning=THINK, is_reasoning=is_reasoning)
+        assert (writer.write(output) == output and writer.ends) is expected, output
+    writer = Writer("json_schema", "{}", tokenizer, reasoning=THINK, is_reasoning=True)
+    assert writer.write('"</think>' + "1" * 99) == '"</think>' + "1" * MAX_DIGITS
+
+
+def test_sequences_follow_their_own_grammars_and_are_forgotten() -> None:
+    checker = LocalChecker()
+    matchers = Matchers(lambda: checker.vocabulary)
+    for seq_id, choice in enumerate(["a", "b", "a"]):
+        matchers.prepare(request_for(seq_id, Grammar(kind="choice", text=f'["{choice}"]'), checker))
+    matchers.prepare(request_for(9, Grammar(kind="choice", text='["c"]'), checker))
+    matchers.forget(9)
+    assert [request.seq_id for request in wait(matchers)] == [0, 1, 2]
+    masks = [matchers.next_tokens(seq_id, PROMPT, len(PROMPT), NO_DRAFTS) for seq_id in range(3)]
+    assert masks[0] == masks[2] != masks[1]
+    for seq_id in range(3):
+        matchers.forget(seq_id)
+    assert not matchers._followers
+    assert not matchers.busy
+
+
+def test_few_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = LocalChecker()
+    matchers = Matchers(lambda: checker.vocabulary)
+    for seq_id in range(MAX_COMPILED + 1):
+        matchers.prepare(request_for(seq_id, Grammar(kind="choice", text=f'["{seq_id}"]'), checker))
+    assert len(matchers._compiled) == MAX_COMPILED
+    monkeypatch.setattr("server.grammar.matchers.MAX_COMPILED_CHARS", 300)
+    matchers.prepare(request_for(99, Grammar(kind="choice", text='["x"]'), checker))
+    assert 1 <= len(matchers._compiled) <= 3
+    assert len(wait(matchers)) == MAX_COMPILED + 2
+
+
+def test_a_model_without_an_end_has_no_grammars() -> None:
+    with pytest.raises(GrammarError, match="no token that ends an output"):
+        vocabulary_of(TOKENIZER, TOKENIZER.vocab_size, ())
