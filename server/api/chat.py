@@ -126,9 +126,12 @@ def _pieces(delta: Delta) -> Iterator[bytes]:
     if delta.text or (delta.tokens and not (delta.reasoning or delta.calls)):
         yield b'"content":' + to_json(delta.text)
     for part in delta.calls:
-        function = {"name": part.name, "arguments": part.arguments} if part.id else {"arguments": part.arguments}
-        head = {"id": part.id, "type": "function"} if part.id else {}
-        yield b'"tool_calls":[%b]' % to_json({"index": part.index} | head | {"function": function})
+        if part.id:
+            begun = {"name": part.name, "arguments": ""}
+            call = {"index": part.index, "id": part.id, "type": "function", "function": begun}
+            yield b'"tool_calls":[%b]' % to_json(call)
+        if part.arguments:
+            yield b'"tool_calls":[%b]' % to_json({"index": part.index, "function": {"arguments": part.arguments}})
 
 
 def _message(result: ChoiceResult) -> dict[str, object]:

@@ -93,7 +93,9 @@ class ToolFields(BaseModel):
     """Parameters about tools."""
 
     tools: list[Tool] | None = Field(default=None, min_length=1, max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: ToolChoice | None = Field(default=None, description="default auto where there are tools")
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="default auto where there are tools; none: the model is not even told of them"
+    )
     parallel_tool_calls: bool | None = Field(default=None, description="false: at most one call; default true")
 
     @property

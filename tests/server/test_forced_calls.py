@@ -213,6 +213,13 @@ def test_forced_calls_through_the_route(choice: object, finish: str) -> None:
     assert (answer["message"]["content"], answer["finish_reason"]) == ("no call", "stop")
 
 
+def test_an_output_with_an_end_must_be_able_to_end() -> None:
+    tool = {"type": "function", "function": {"name": "now"}}
+    for fields in ({"tools": [tool], "tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        answer = chat(make_app(FakeEngine()), ignore_eos=True, **fields)
+        assert (answer.status, answer.error["param"]) == (400, "ignore_eos")
+
+
 def test_digits_are_counted_after_the_reasoning() -> None:
     run = DigitRun(mark=b"</think>")
     for piece in (b'"odd 12', b"345 </th", b"ink>", b'{"a": "1234', b'", "b": 12'):

@@ -56,7 +56,7 @@ def joined(answer: Answer) -> tuple[dict[str, Any], str]:
                 calls = message.setdefault("tool_calls", [])
                 if "id" in part:
                     assert part["index"] == len(calls)
-                    assert part["function"]["name"]
+                    assert part["function"]["name"] and part["function"]["arguments"] == ""
                     calls.append({key: value for key, value in part.items() if key != "index"})
                 else:
                     assert set(part) == {"index", "function"} and set(part["function"]) == {"arguments"}
