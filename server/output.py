@@ -53,6 +53,8 @@ class OutputReader:
     def __init__(self, form: OutputForm, stop: tuple[str, ...], include_stop: bool) -> None:
         self._form = form
         self._stop = StopFilter(stop, include_stop)
+        self._may_stop = False
+        """Whether the newest text may complete a stop string."""
         marks = form.reasoning
         self._splitter = None if marks is None else ReasoningSplitter(marks, is_open=form.is_reasoning)
         tools = form.tools
@@ -81,17 +83,18 @@ class OutputReader:
 
     def push(self, text: str, *, may_stop: bool) -> None:
         """Read on. After a stop string nothing changes any more."""
+        self._may_stop = may_stop
         if self._splitter is None:
-            self._content(self._stop.push(text, may_stop=may_stop))
+            self._answer(text)
             return
         for piece in self._splitter.push(text):
-            self._sort(piece, may_stop)
+            self._sort(piece)
 
     def finish(self) -> None:
         """The output has ended."""
+        for piece in self._splitter.finish() if self._splitter is not None else ():
+            self._sort(piece)
         if self.stopped is None:
-            for piece in self._splitter.finish() if self._splitter is not None else ():
-                self._sort(piece, False)
             self._content(self._stop.finish())
         if self._tools is not None:
             self._tools.finish()
@@ -103,14 +106,17 @@ class OutputReader:
         parts, self._parts = self._parts, Parts()
         return parts
 
-    def _sort(self, piece: Piece, may_stop: bool) -> None:
+    def _sort(self, piece: Piece) -> None:
         kind, text = piece
         if kind is Kind.CONTENT:
-            self._content(self._stop.push(text, may_stop=may_stop))
-            return
-        self._parts.text_bytes += len(text.encode())
-        if kind is Kind.REASONING and self._form.shows_reasoning:
-            self._parts.reasoning += text
+            self._answer(text)
+        elif self.stopped is None:
+            self._parts.text_bytes += len(text.encode())
+            if kind is Kind.REASONING and self._form.shows_reasoning:
+                self._parts.reasoning += text
+
+    def _answer(self, text: str) -> None:
+        self._content(self._stop.push(text, may_stop=self._may_stop))
 
     def _content(self, text: str) -> None:
         self._parts.text_bytes += len(text.encode())
