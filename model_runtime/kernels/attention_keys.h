@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t TILE = 64, SEGMENT = 256, PANELS = TILE / PANEL;
 constexpr int64_t ITEM_ROWS = 48;  // rows (queries x heads of a group) that share a pass over the keys
 constexpr int MAX_ROWS = 6;
-constexpr int64_t EXPAND_ROWS = 2 * MAX_ROWS;  // from here on, a tile is expanded to float32 once for all of its rows
+constexpr int64_t EXPAND_ROWS = 6 * MAX_ROWS;  // from here on, a tile is expanded to float32 once for all of its rows
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 constexpr int W = sizeof(vec) / 4, MAX_SUMS = W == 16 ? 24 : 12;  // lanes; registers for sums
 
