@@ -1,6 +1,7 @@
 """What outputs with a grammar may say: every kind of grammar, bounds, drafts, reasoning, many sequences."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from server.grammar.errors import GrammarError
 from server.grammar.grammar import Grammar
 from server.grammar.matchers import MAX_COMPILED, Matchers
 from server.grammar.worker import verdict_on
+from server.prompt.tokenizer import load_tokenizer
 from server.prompt.vocabulary import vocabulary_of
 from server.reasoning import ReasoningMarks
 from tests.server.fakes import EOS, TOKENIZER, LocalChecker, make_tokenizer
 from tests.server.grammar_case import NO_DRAFTS, PROMPT, Writer, fits, request_for, wait
+from tests.server.tiny_tokenizers import CHATML_SPECIALS, save_folder, sentencepiece_bpe, trained_bpe
 
 SCHEMA = json.dumps(
     {
@@ -161,7 +164,7 @@ def test_sequences_follow_their_own_grammars_and_are_forgotten() -> None:
         matchers.prepare(request_for(seq_id, Grammar(kind="choice", text=f'["{choice}"]'), checker))
     matchers.prepare(request_for(9, Grammar(kind="choice", text='["c"]'), checker))
     matchers.forget(9)
-    assert [request.seq_id for request in wait(matchers)] == [0, 1, 2]
+    assert sorted(request.seq_id for request in wait(matchers)) == [0, 1, 2]
     masks = [matchers.next_tokens(seq_id, PROMPT, len(PROMPT), NO_DRAFTS) for seq_id in range(3)]
     assert masks[0] == masks[2] != masks[1]
     for seq_id in range(3):
@@ -185,3 +188,24 @@ def test_few_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_model_without_an_end_has_no_grammars() -> None:
     with pytest.raises(GrammarError, match="no token that ends an output"):
         vocabulary_of(TOKENIZER, TOKENIZER.vocab_size, ())
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece", "legacy sentencepiece"])
+def test_tokens_are_allowed_by_their_bytes(tmp_path: Path, kind: str) -> None:
+    """Whatever a vocabulary spells: merges, bytes, spaces of SentencePiece, two tokens of the same bytes."""
+    fast = trained_bpe(CHATML_SPECIALS) if kind == "byte-level" else sentencepiece_bpe(legacy="legacy" in kind)
+    tokenizer = load_tokenizer(save_folder(tmp_path, fast, {}))
+    writer = Writer("choice", '["the é the{"]', tokenizer)
+    text, count = b"the \xc3\xa9 the{", 0
+    while count < len(text):
+        rest = text[count:]
+        expected = {
+            token
+            for token in range(tokenizer.vocab_size)
+            if not tokenizer.is_special(token) and rest.startswith(tokenizer.token_bytes(token) or b"\0")
+        }
+        assert writer.allowed() == expected
+        longest = max(expected, key=lambda token: len(tokenizer.token_bytes(token)))
+        writer.tokens.append(longest)
+        count += len(tokenizer.token_bytes(longest))
+    assert writer.allowed() == {EOS}
