@@ -69,11 +69,13 @@ class Conversation:
         self._messages.append({"role": "user", "content": text})
         system = [{"role": "system", "content": self._system}] if self._system else []
         body = {"model": self.model, "messages": system + self._messages, **self._settings}
-        answer, reason = "", None
+        answer, thought, reason = "", "", None
         try:
-            for delta, reason in self._stream(body):  # noqa: B007  needed after the loop
+            for delta, reasoning, reason in self._stream(body):  # noqa: B007  needed after the loop
+                self._think(reasoning)
+                thought += reasoning
+                print("\n\n" * bool(delta and thought and not answer) + delta, end="", flush=True)
                 answer += delta
-                print(delta, end="", flush=True)
         except KeyboardInterrupt:
             self._console.print(" (stopped)", style="dim", end="")
         except (ServerRefused, httpx.HTTPError) as error:
@@ -85,8 +87,11 @@ class Conversation:
         print("\n", flush=True)
         self._messages.append({"role": "assistant", "content": answer})
 
-    def _stream(self, body: dict[str, object]) -> Iterator[tuple[str, str | None]]:
-        """Pieces of text, with the reason why the answer ended beside the last."""
+    def _think(self, text: str) -> None:
+        self._console.print(text, style="dim italic", end="", highlight=False, markup=False, soft_wrap=True)
+
+    def _stream(self, body: dict[str, object]) -> Iterator[tuple[str, str, str | None]]:
+        """Pieces of text and of reasoning, with the reason why the answer ended beside the last."""
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != httpx.codes.OK:
                 response.read()
@@ -99,7 +104,8 @@ class Conversation:
                 if "error" in chunk:
                     raise ServerRefused(_error_message(data))
                 for choice in chunk["choices"]:
-                    yield choice["delta"].get("content") or "", choice["finish_reason"]
+                    delta = choice["delta"]
+                    yield delta.get("content") or "", delta.get("reasoning_content") or "", choice["finish_reason"]
 
 
 def _error_message(text: str) -> str:

@@ -49,6 +49,8 @@ def unhonoured_by_model(gateway: Gateway, body: ChatBody) -> dict[str, object]:
     """Parameters that are accepted and change nothing, with this model. Raises BadRequest for tools at odds."""
     body.check_tools()
     unhonoured = body.unhonoured_reasoning(gateway.prompts.variables)
+    if gateway.prompts.reasoning is None and body.reasoning_effort == "none":
+        unhonoured.pop("reasoning_effort", None)
     use = body.tool_use
     if use is not None and use.strict and use.mode == "auto" and body.grammar is None:
         return unhonoured if gateway.forms.follows_schemas else unhonoured | {"tools.function.strict": True}

@@ -33,9 +33,9 @@ FASTAPI_ERRORS = ("HTTPValidationError", "ValidationError")
 """Shapes that FastAPI declares and no route here ever answers."""
 
 
-def _object(properties: Schema) -> Schema:
+def _object(properties: Schema, optional: Schema | None = None) -> Schema:
     """An object that has all of these properties, and perhaps others."""
-    return {"type": "object", "required": list(properties), "properties": properties}
+    return {"type": "object", "required": list(properties), "properties": properties | (optional or {})}
 
 
 def _list(items: Schema) -> Schema:
@@ -59,7 +59,11 @@ _USAGE = _object(
         },
     }
 )
-_MESSAGE = _object({"role": {"const": "assistant"}, "content": _TEXT_OR_NULL, "refusal": _TEXT_OR_NULL})
+_CALL = _object({"id": _TEXT, "type": {"const": "function"}, "function": _object({"name": _TEXT, "arguments": _TEXT})})
+_MESSAGE = _object(
+    {"role": {"const": "assistant"}, "content": _TEXT_OR_NULL, "refusal": _TEXT_OR_NULL},
+    {"reasoning_content": _TEXT, "tool_calls": _list(_CALL)},
+)
 _STATUS = _object({"status": _TEXT})
 
 

@@ -19,7 +19,7 @@ import pytest
 from server.chat_command import HELP
 from tests.end_to_end.conftest import Server
 from tests.end_to_end.local_app import serve_app
-from tests.server.fakes import FakeEngine, make_app, says
+from tests.server.fakes import TEMPLATE, FakeEngine, make_app, make_tokenizer, says
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 
@@ -136,6 +136,16 @@ def test_pipe(server: Server) -> None:
     assert result.returncode == 0
     assert result.stderr == ""
     assert result.stdout.count("The capital of France (cut off, see --max-tokens)") == 2
+
+
+def test_reasoning_is_shown_before_the_answer() -> None:
+    thinking = make_tokenizer(template=TEMPLATE + "{# </think> #}")
+    engine = FakeEngine(script=says("<think>\nhm\n</think>\n\nhello"))
+    with serve_app(make_app(engine, thinking)) as url:
+        result = _run("chat", "--url", url, lines="hi\nand?\n")
+    assert result.stdout.count("hm\n\nhello\n") == 2
+    told = thinking.decode(engine.requests[1].prompt_ids, skip_special_tokens=False)
+    assert "assistant\nhello<|im_end|>" in told, "what was thought is not sent back"
 
 
 def test_history_and_system_message_are_sent(server: Server) -> None:

@@ -10,7 +10,8 @@ from server.generation import GenerationRequest
 from server.output import OutputForm
 from server.reasoning import Kind, ReasoningMarks, ReasoningSplitter, marks_of
 from server.wire import Event, Logprob
-from tests.server.fakes import EOS, TOKENIZER, ids_of
+from tests.server.exchange import chat
+from tests.server.fakes import EOS, TEMPLATE, TOKENIZER, FakeEngine, ids_of, make_app, make_tokenizer, says
 
 THINK = ReasoningMarks(begin="<think>", end="</think>")
 FORM = OutputForm(reasoning=THINK)
@@ -99,3 +100,43 @@ def test_reasoning_can_be_left_out() -> None:
     deltas = read("<think>a</think>b", OutputForm(reasoning=THINK, shows_reasoning=False))
     assert [delta.reasoning for delta in deltas if delta.reasoning] == []
     assert "".join(delta.text for delta in deltas) == "b"
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "ignored"),
+    [
+        ("", "none", False),
+        ("", "low", True),
+        ("</think>", "none", True),
+        ("</think>{{ enable_thinking }}", "none", False),
+    ],
+)
+def test_an_effort_that_has_no_effect_is_named(template: str, effort: str, ignored: bool) -> None:
+    app = make_app(FakeEngine(), make_tokenizer(template=TEMPLATE + template))
+    answer = chat(app, reasoning_effort=effort)
+    assert answer.status == 200
+    assert (answer.headers.get("x-ignored-params") == "reasoning_effort") == ignored
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_through_the_route(stream: bool) -> None:
+    app = make_app(
+        FakeEngine(script=says("<think>\nhm\n</think>\n\nhello")), make_tokenizer(template=TEMPLATE + "{# </think> #}")
+    )
+    answer = chat(app, stream=stream, stream_options={"include_usage": True} if stream else None)
+    if stream:
+        deltas = [choice["delta"] for event in answer.events for choice in event["choices"]]
+        message = {key: "".join(delta.get(key, "") for delta in deltas) for key in ("content", "reasoning_content")}
+        usage = answer.events[-1]["usage"]
+    else:
+        message, usage = answer.json["choices"][0]["message"], answer.json["usage"]
+    assert (message["content"], message["reasoning_content"]) == ("hello", "hm")
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == len(ids_of("\nhm\n</think>"))
+    cut = chat(app, max_tokens=9).json["choices"][0]
+    assert (cut["message"]["content"], cut["message"]["reasoning_content"], cut["finish_reason"]) == (
+        None,
+        "h",
+        "length",
+    )
+    left_out = chat(app, include_reasoning=False).json["choices"][0]["message"]
+    assert left_out == {"role": "assistant", "content": "hello", "refusal": None}
