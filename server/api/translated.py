@@ -10,10 +10,10 @@ from typing import Any
 
 from server.api.conversation import unhonoured_by_model
 from server.api.gateway import Gateway
-from server.errors import ApiError
+from server.errors import ApiError, BadRequest
 from server.schema.chat import ChatBody
-from server.schema.common import validate
-from server.schema.unknown import check_unknown
+from server.schema.common import RequestBody, validate
+from server.schema.unknown import HARMLESS, check_unknown
 
 
 def checked_chat(gateway: Gateway, document: Mapping[str, Any], names: Mapping[str, str]) -> tuple[ChatBody, list[str]]:
@@ -22,6 +22,13 @@ def checked_chat(gateway: Gateway, document: Mapping[str, Any], names: Mapping[s
     unhonoured = unhonoured_by_model(gateway, chat) | chat.unhonoured | (chat.model_extra or {})
     ignored = check_unknown(unhonoured, strict=gateway.config.strict_params)
     return chat, [names.get(name, name) for name in ignored]
+
+
+def refuse_chat_parameters(body: RequestBody) -> None:
+    """What chat knows and this body does not would change the answer if it were understood. Raises BadRequest."""
+    for name, value in (body.model_extra or {}).items():
+        if value is not None and name in ChatBody.model_fields and name not in HARMLESS:
+            raise BadRequest(f"{name} is a parameter of chat completions, not of this API.", param=name)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from server.api.gateway import gateway_of, record_of
 from server.api.openapi import describe
 from server.api.render import to_json
 from server.api.submit import answer
-from server.api.translated import checked_chat
+from server.api.translated import checked_chat, refuse_chat_parameters
 from server.dialect import ANTHROPIC
 from server.messages.render import MessageRenderer
 from server.messages.translate import NAMES, to_chat
@@ -32,6 +32,7 @@ async def _start(request: Request) -> tuple[Generation, MessageRenderer, bool, l
     """A message that is being made, without the request's body: a stream may last, and images are megabytes."""
     gateway = gateway_of(request)
     body, ignored = await read_body(request, gateway, MessagesBody)
+    refuse_chat_parameters(body)
     body.check_together()
     chat, more = checked_chat(gateway, to_chat(body), NAMES)
     generation = await start_chat(request, gateway, chat)
@@ -44,6 +45,7 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of a message would have, images included."""
     gateway = gateway_of(request)
     body, ignored = await read_body(request, gateway, CountTokensBody)
+    refuse_chat_parameters(body)
     body.check_together()
     chat, more = checked_chat(gateway, to_chat(body), NAMES)
     chat.check_together(gateway.config.max_sequences_per_request)

@@ -29,9 +29,12 @@ class _TextItem:
         yield "output_item.added", self._of_item(self.document("in_progress", begun=False))
         yield "content_part.added", self._where | {"part": self._part()}
 
+    def note(self, logprobs: Sequence[Any]) -> None:
+        self._logprobs += logprobs
+
     def add(self, text: str, logprobs: Sequence[Any]) -> Iterator[Event]:
         self._text.append(text)
-        self._logprobs += logprobs
+        self.note(logprobs)
         more = {} if self._is_reasoning else {"logprobs": list(logprobs)}
         yield f"{self._kind}.delta", self._where | {"delta": text} | more
 
@@ -99,14 +102,18 @@ class Output:
         """Those that are complete, or were when the output ended."""
         self._open: _TextItem | _CallItem | None = None
         self._open_is_reasoning = False
+        self._logprobs: list[Any] = []
+        """Of tokens that no event has shown yet."""
 
     def push(self, delta: Delta, logprobs: Sequence[Any]) -> Iterator[Event]:
-        """What the delta adds; `logprobs` are those of its tokens. An output always has an item."""
+        """What the delta adds; `logprobs` are those of its tokens, of which the message gets all, also of marks that
+        nobody sees: which of them came in one step is chance. An output always has an item."""
+        self._logprobs += logprobs
         if delta.reasoning:
-            yield from self._add_text(delta.reasoning, (), is_reasoning=True)
+            yield from self._add_text(delta.reasoning, is_reasoning=True)
         is_empty = delta.finish_reason is not None and not self.items and self._open is None
         if delta.text or (is_empty and not delta.reasoning and not delta.calls):
-            yield from self._add_text(delta.text, logprobs, is_reasoning=False)
+            yield from self._add_text(delta.text, is_reasoning=False)
         for part in delta.calls:
             yield from self._add_call(part)
         if delta.finish_reason is not None:
@@ -115,11 +122,17 @@ class Output:
     def end(self, status: str) -> Iterator[Event]:
         """Close the item that is open."""
         if self._open is not None:
+            if isinstance(self._open, _TextItem) and not self._open_is_reasoning:
+                self._open.note(self._take_logprobs())
             yield from self._open.end(status)
             self.items.append(self._open.document(status))
             self._open = None
 
-    def _add_text(self, text: str, logprobs: Sequence[Any], *, is_reasoning: bool) -> Iterator[Event]:
+    def _take_logprobs(self) -> list[Any]:
+        taken, self._logprobs = self._logprobs, []
+        return taken
+
+    def _add_text(self, text: str, *, is_reasoning: bool) -> Iterator[Event]:
         item = self._open
         if not isinstance(item, _TextItem) or self._open_is_reasoning != is_reasoning:
             yield from self.end("completed")
@@ -127,7 +140,7 @@ class Output:
             self._open_is_reasoning = is_reasoning
             yield from item.begin()
         if text:
-            yield from item.add(text, logprobs)
+            yield from item.add(text, [] if is_reasoning else self._take_logprobs())
 
     def _add_call(self, part: CallPart) -> Iterator[Event]:
         item = self._open

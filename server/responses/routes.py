@@ -13,7 +13,7 @@ from server.api.openapi import describe
 from server.api.render import to_json
 from server.api.submit import answer
 from server.api.tokens import count_document
-from server.api.translated import checked_chat, errors_about
+from server.api.translated import checked_chat, errors_about, refuse_chat_parameters
 from server.errors import BadRequest
 from server.responses.background import BackgroundWork
 from server.responses.document import new_response
@@ -65,6 +65,7 @@ async def create(request: Request) -> Response:
 async def _start(request: Request) -> _Started:
     gateway = gateway_of(request)
     body, ignored = await read_body(request, gateway, ResponsesBody)
+    refuse_chat_parameters(body)
     body.check_together()
     items, first = _conversation(request, gateway, body)
     with errors_about(NAMES):
@@ -105,6 +106,7 @@ async def input_tokens(request: Request) -> Response:
     """How many tokens the prompt of a response would have, images included."""
     gateway = gateway_of(request)
     body, ignored = await read_body(request, gateway, CountBody)
+    refuse_chat_parameters(body)
     body.check_together()
     items, first = _conversation(request, gateway, body)
     with errors_about(NAMES):

@@ -182,6 +182,8 @@ def test_blocks_that_are_not_understood_are_named(block: dict[str, Any], named: 
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"mcp_servers": []}, "mcp_servers"),
+        ({"stop": ["x"]}, "stop is a parameter of chat completions"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"thinking": {"type": "some"}}, "thinking.type"),
