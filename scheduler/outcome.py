@@ -43,7 +43,9 @@ def take_tokens(seq: Sequence, sampled: "array[int]", drafts: "array[int]") -> t
 def failure(seq: Sequence) -> tuple[FinishReason, str]:
     """How a sequence ends of which no token could be sampled: (reason, message)."""
     if seq.request.sampling.grammar is not None:
-        return FinishReason.DEAD_END, "no token is left that the grammar allows and that is not banned"
+        return FinishReason.DEAD_END, (
+            "no token is left that the grammar allows and that is not banned, or the grammar became too complex"
+        )
     return FinishReason.ERROR, "the model's output was not finite"
 
 
