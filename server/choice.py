@@ -41,7 +41,7 @@ class Delta:
     tokens: tuple[TextToken, ...] = ()
     """Of all that the model wrote, reasoning and calls too, when log-probabilities were asked for."""
     finish_reason: str | None = None
-    """stop, length or tool_calls, on the choice's last delta."""
+    """stop, length or tool_calls (every call is complete), on the choice's last delta."""
     stop_reason: str | int | None = None
     """The stop string or stop token that ended the choice."""
 
@@ -120,17 +120,14 @@ class ChoiceText:
         )
 
     def _end(self, event: Event) -> str | None:
-        """Why the choice ends with this event; None when it goes on. Calls are no reason where one was named: so it is
-        with OpenAI."""
+        """Why the choice ends with this event; None when it goes on."""
         if event.finish_reason is None and not self._reader.is_over:
             return None
         self._reader.finish()
         if self._prompt.discard_output:
             return "length"
         reason = "stop" if self._reader.is_over else event.finish_reason
-        tools = self._prompt.form.tools
-        is_call = tools is not None and tools.mode != "named" and self._reader.has_calls
-        return "tool_calls" if is_call and reason == "stop" else reason
+        return "tool_calls" if reason == "stop" and self._reader.has_calls else reason
 
     def _take_tokens(self, event: Event) -> None:
         """Read the tokens up to and including the one with which the output is over."""

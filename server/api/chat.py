@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: step 1 of a request's path, and the answer in OpenAI's chat shapes. API process."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request
@@ -59,7 +59,8 @@ class ChatRenderer(OpenAIStream):
         """Server-sent events, without the final [DONE]."""
         async with aclosing(generation.deltas()) as deltas:
             async for delta in deltas:
-                yield self._events(delta, generation)
+                if events := self._events(delta, generation):
+                    yield events
         if self._body.include_usage:
             yield self._template.usage(generation.usage())
 
@@ -79,9 +80,14 @@ class ChatRenderer(OpenAIStream):
             ids, logprobs = b"", b"null"
         if delta.finish_reason is not None:
             fields = b',"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b%b'
-            reasons = (to_json(delta.finish_reason), to_json(delta.stop_reason), ids)
+            reasons = (to_json(self._finish_reason(delta.finish_reason)), to_json(delta.stop_reason), ids)
             events += self._template.choice(delta.index, fields % reasons, usage)
         return events
+
+    def _finish_reason(self, reason: str | None) -> str | None:
+        """A call of a function that the request named is no reason: so it is with OpenAI."""
+        use = self._body.tool_use
+        return "stop" if reason == "tool_calls" and use is not None and use.mode == "named" else reason
 
     def _prompt_ids(self, generation: Generation) -> bytes:
         if not self._body.return_token_ids:
@@ -111,7 +117,7 @@ class ChatRenderer(OpenAIStream):
             "index": index,
             "message": _message(result),
             "logprobs": chat_logprobs(result.tokens, self._naming) if self._body.logprobs else None,
-            "finish_reason": result.finish_reason,
+            "finish_reason": self._finish_reason(result.finish_reason),
             "stop_reason": result.stop_reason,
         }
         if self._body.return_token_ids:
@@ -119,19 +125,20 @@ class ChatRenderer(OpenAIStream):
         return choice
 
 
-def _pieces(delta: Delta) -> Iterator[bytes]:
+def _pieces(delta: Delta) -> list[bytes]:
     """The fields of `delta` in chunks that follow each other: reasoning, content, then each part of a call."""
-    if delta.reasoning:
-        yield b'"reasoning_content":' + to_json(delta.reasoning)
-    if delta.text or (delta.tokens and not (delta.reasoning or delta.calls)):
-        yield b'"content":' + to_json(delta.text)
+    pieces = [b'"reasoning_content":' + to_json(delta.reasoning)] if delta.reasoning else []
+    if delta.text:
+        pieces.append(b'"content":' + to_json(delta.text))
     for part in delta.calls:
         if part.id:
             begun = {"name": part.name, "arguments": ""}
             call = {"index": part.index, "id": part.id, "type": "function", "function": begun}
-            yield b'"tool_calls":[%b]' % to_json(call)
+            pieces.append(b'"tool_calls":[%b]' % to_json(call))
         if part.arguments:
-            yield b'"tool_calls":[%b]' % to_json({"index": part.index, "function": {"arguments": part.arguments}})
+            more = {"index": part.index, "function": {"arguments": part.arguments}}
+            pieces.append(b'"tool_calls":[%b]' % to_json(more))
+    return pieces or [b'"content":""'] * bool(delta.tokens)
 
 
 def _message(result: ChoiceResult) -> dict[str, object]:

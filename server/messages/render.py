@@ -40,17 +40,16 @@ class MessageRenderer:
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Server-sent events."""
-        begun = has_calls = False
+        begun = False
         async with aclosing(generation.deltas()) as deltas:
             async for delta in deltas:
                 if not begun:
                     begun = True
                     message = self._message([], generation) | {"stop_reason": None, "stop_sequence": None}
                     yield _event("message_start", {"message": message}) + _event("ping", {})
-                has_calls = has_calls or bool(delta.calls)
                 yield b"".join(self._blocks.push(delta))
                 if delta.finish_reason is not None:
-                    end = self._end(delta.finish_reason, delta.stop_reason, generation, has_calls=has_calls)
+                    end = self._end(delta.finish_reason, delta.stop_reason, generation)
                     yield b"".join(self._blocks.end())
                     yield _event("message_delta", {"delta": end, "usage": _usage(generation.usage())})
         yield _event("message_stop", {})
@@ -65,7 +64,7 @@ class MessageRenderer:
             content.append({"type": "text", "text": result.text})
         for call in result.calls:
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _object(call.arguments)})
-        end = self._end(result.finish_reason, result.stop_reason, generation, has_calls=bool(result.calls))
+        end = self._end(result.finish_reason, result.stop_reason, generation)
         return self._message(content, generation) | end
 
     def failure(self, error: ApiError) -> bytes:
@@ -85,13 +84,11 @@ class MessageRenderer:
             "usage": _usage(generation.usage()),
         }
 
-    def _end(
-        self, finish: str | None, stop: str | int | None, generation: Generation, *, has_calls: bool
-    ) -> dict[str, object]:
+    def _end(self, finish: str | None, stop: str | int | None, generation: Generation) -> dict[str, object]:
         if finish == "length":
             is_limit = generation.usage().completion_tokens >= self._max_tokens
             return {"stop_reason": "max_tokens" if is_limit else "model_context_window_exceeded", "stop_sequence": None}
-        if has_calls:
+        if finish == "tool_calls":
             return {"stop_reason": "tool_use", "stop_sequence": None}
         is_sequence = isinstance(stop, str)
         return {

@@ -66,6 +66,7 @@ class _CallItem:
         self._output_index, self._call_id, self._name = output_index, part.id, part.name
         self._id = f"fc_{uuid4().hex}"
         self._arguments: list[str] = []
+        self.is_complete = False
 
     def begin(self) -> Iterator[Event]:
         yield "output_item.added", self._of_item("in_progress")
@@ -124,6 +125,8 @@ class Output:
         if self._open is not None:
             if isinstance(self._open, _TextItem) and not self._open_is_reasoning:
                 self._open.note(self._take_logprobs())
+            if isinstance(self._open, _CallItem):
+                status = "completed" if self._open.is_complete else "incomplete"
             yield from self._open.end(status)
             self.items.append(self._open.document(status))
             self._open = None
@@ -148,5 +151,6 @@ class Output:
             yield from self.end("completed")
             self._open = item = _CallItem(len(self.items), part)
             yield from item.begin()
+        item.is_complete = part.is_complete
         if part.arguments:
             yield from item.add(part.arguments)

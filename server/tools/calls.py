@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPart:
-    """The beginning of a call (it has an id and a name) or more of its arguments, or both."""
+    """The beginning of a call (it has an id and a name), more of its arguments, or its end, or several of these."""
 
     index: int
     """Of the call in its choice, from 0."""
@@ -14,3 +14,5 @@ class CallPart:
     name: str = ""
     arguments: str = ""
     """A piece of JSON; all pieces of a complete call together are an object."""
+    is_complete: bool = False
+    """The call is complete with this piece."""

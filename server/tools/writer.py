@@ -7,6 +7,7 @@ content as soon as it proves to be no call. API process. Pure, but for the rando
 import json
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 
 from server.tools.calls import CallPart
 
@@ -83,6 +84,7 @@ class CallWriter:
     def end(self) -> None:
         """The open call is complete."""
         self.clear()
+        self._flush(is_complete=True)
         self.is_open = False
 
     def finish(self) -> None:
@@ -100,16 +102,16 @@ class CallWriter:
         self._content, self._parts = "", []
         return taken
 
-    def _flush(self) -> None:
-        if not self._arguments:
+    def _flush(self, *, is_complete: bool = False) -> None:
+        """Make parts of the arguments so far, and of the end of the call."""
+        if not (self._arguments or is_complete):
             return
-        index, text, self._arguments = self.calls - 1, self._arguments, ""
-        last = self._parts[-1] if self._parts else None
-        if last is not None and last.index == index:
-            text = last.arguments + text
-            self._parts[-1] = CallPart(index=index, id=last.id, name=last.name, arguments=text)
-        else:
-            self._parts.append(CallPart(index=index, arguments=text))
+        part = CallPart(index=self.calls - 1, arguments=self._arguments, is_complete=is_complete)
+        self._arguments = ""
+        if self._parts and self._parts[-1].index == part.index:
+            begun = self._parts.pop()
+            part = replace(part, id=begun.id, name=begun.name, arguments=begun.arguments + part.arguments)
+        self._parts.append(part)
 
 
 class CallDraft:

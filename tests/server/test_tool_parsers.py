@@ -26,7 +26,7 @@ def joined(parts: Iterable[CallPart]) -> list[tuple[str, str]]:
             assert part.index == len(calls) and part.name
             calls.append((part.name, ""))
         assert part.index == len(calls) - 1
-        assert part.id or (not part.name and part.arguments)
+        assert part.id or (not part.name and (part.arguments or part.is_complete))
         calls[-1] = (calls[-1][0], calls[-1][1] + part.arguments)
     return calls
 
