@@ -58,9 +58,9 @@ class _Follower:
     def next_tokens(self, tokens: "array[int]", num_prompt: int, drafts: list[int]) -> bytes:
         new = tokens[num_prompt + self._num_outputs :].tolist()
         possible = self._take_outputs(new) and self._take_drafts(drafts)
-        if not possible:
-            return bytes(self._model.mask_bytes)
         mask = self._matcher.compute_bitmask()[: self._model.mask_bytes]
+        if not possible or self._matcher.is_error():  # a matcher that has failed would let the output end
+            return bytes(self._model.mask_bytes)
         return mask if self._run is None else self._shortened(mask, self._run)
 
     def _take_outputs(self, new: list[int]) -> bool:

@@ -1,4 +1,6 @@
-"""The engine's inbox: what comes as frames reaches the scheduler whole, and nonsense ends the process loudly."""
+"""The engine's inbox: what comes as frames reaches the scheduler whole, once its grammar is compiled, and nonsense ends
+the process loudly.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +13,12 @@ from model_runtime.config import RuntimeInfo
 from model_runtime.executor import Executor
 from scheduler.config import SchedulerConfig
 from scheduler.encoder_cache import EncoderLimits
+from scheduler.plan import ints
+from scheduler.request import OutputGrammar, SamplingParams
 from scheduler.scheduler import Scheduler
 from server import wire
 from server.engine import EngineLoop
+from server.generation import GenerationRequest
 from server.grammar.matchers import Matchers
 from server.prompt.vocabulary import vocabulary_of
 from server.wire_submit import submits_of, with_images
@@ -104,3 +109,48 @@ def test_nonsense(inbox: Inbox, frames: list[bytes]) -> None:
     for wrong in ([], [*pixels, b""], [b"x"]):
         with pytest.raises(wire.WireError):
             inbox.send(wire.encode(message), *wrong)
+
+
+NO_FORCING = '\n%llguidance {"no_forcing": true}'
+
+
+def _with_grammar(inbox: Inbox, seq_id: int, source: str) -> None:
+    sampling = SamplingParams(max_tokens=4, grammar=OutputGrammar(source=source + NO_FORCING))
+    request = GenerationRequest(prompt_ids=ints([5, 6]), sampling=sampling)
+    (message,) = submits_of(request, [seq_id], 1e9)
+    inbox.send(wire.encode(message))
+
+
+def _compile(inbox: Inbox) -> None:
+    while inbox.loop._matchers.busy:
+        inbox.loop._drain_inbox()
+        inbox.loop._add_compiled()
+
+
+def test_requests_wait_for_their_grammar(inbox: Inbox) -> None:
+    _with_grammar(inbox, 1, 'start: "a"')
+    _with_grammar(inbox, 2, "start: (")
+    _with_grammar(inbox, 3, 'start: "b"')
+    assert not inbox.loop._scheduler.has_work()
+    assert inbox.loop._stats().busy
+    inbox.send(wire.encode(wire.Abort([3])))
+    _compile(inbox)
+    assert inbox.refusals() == [(2, "GrammarError")]
+    plan = inbox.loop._scheduler.plan(0.0)
+    assert plan is not None
+    assert (plan.query_lens.tolist(), plan.sample.mask_rows.tolist()) == ([2], [0])
+    (token,) = TOKENIZER.encode("a", add_special_tokens=False, allow_special=False)
+    assert sum(word % 2**32 << 32 * place for place, word in enumerate(plan.sample.masks)) == 1 << token
+    inbox.send(wire.encode(wire.Abort([1])))
+    inbox.loop._publish()
+    assert not inbox.loop._matchers._followers
+
+
+def test_a_refused_request_leaves_no_grammar_behind(inbox: Inbox) -> None:
+    sampling = SamplingParams(max_tokens=4, grammar=OutputGrammar(source='start: "a"'))
+    request = GenerationRequest(prompt_ids=ints([5] * 256), sampling=sampling)
+    (message,) = submits_of(request, [1], 1e9)
+    inbox.send(wire.encode(message))
+    _compile(inbox)
+    assert inbox.refusals() == [(1, "NeverFits")]
+    assert not inbox.loop._matchers._followers

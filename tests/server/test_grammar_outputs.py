@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from llguidance import LLParserLimits
 
 from server.grammar.digits import MAX_DIGITS, DigitLimit
 from server.grammar.errors import GrammarError
@@ -209,3 +211,12 @@ def test_tokens_are_allowed_by_their_bytes(tmp_path: Path, kind: str) -> None:
         writer.tokens.append(longest)
         count += len(tokenizer.token_bytes(longest))
     assert writer.allowed() == {EOS}
+
+
+def test_a_grammar_that_becomes_too_complex_does_not_end_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library lets an output end where it has failed."""
+    monkeypatch.setattr("server.grammar.compiler.LIMITS", LLParserLimits(max_lexer_states=40, verbose_errors=False))
+    writer = Writer("regex", "(?:.*(?:a|e).{12}){4}")
+    assert 0 < len(writer.write("".join(Random(0).choices("aexy", k=400)))) < 400
+    assert writer.allowed() == set()
+    assert writer.allowed() == set(), "and stays so"
