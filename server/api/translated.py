@@ -4,6 +4,7 @@
 Errors and ignored parameters are named as the client has given them: `names` says for a chat parameter where that was.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -38,5 +39,5 @@ def errors_about(names: Mapping[str, str]) -> Iterator[None]:
         yield
     except ApiError as error:
         named = error.param or ""
-        error.param = names.get(named) or names.get(named.partition(".")[0], error.param)
+        error.param = names.get(named) or names.get(re.split(r"[.[]", named)[0], error.param)
         raise

@@ -65,6 +65,31 @@ def test_conversation_and_prefill(client: Anthropic, server: Server) -> None:
     assert rest.content[0].type == "text" and rest.content[0].text.startswith(" Rome")
 
 
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "The weather of a city.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def test_tool_loop(client: Anthropic, server: Server) -> None:
+    talk: Any = [{"role": "user", "content": "The weather in Paris?"}]
+    asked: dict[str, Any] = {"model": server.model, "max_tokens": 60, "tools": [WEATHER], "extra_body": GREEDY}
+    first = client.messages.create(messages=talk, tool_choice={"type": "any"}, **asked)
+    assert first.stop_reason == "tool_use"
+    (block, *_) = first.content
+    assert block.type == "tool_use" and list(block.input) == ["city"]
+    results = [{"type": "tool_result", "tool_use_id": item.id, "content": "Sunny."} for item in first.content]
+    talk += [{"role": "assistant", "content": first.content}, {"role": "user", "content": results}]
+    second = client.messages.create(messages=talk, tool_choice={"type": "none"}, **asked)
+    assert second.content[0].type == "text" and second.content[0].text
+    named: Any = {"type": "tool", "name": "get_weather"}
+    with client.messages.stream(messages=talk[:1], tool_choice=named, **asked) as stream:
+        final = stream.get_final_message()
+    assert final.stop_reason == "tool_use"
+    assert final.content[0].type == "tool_use" and list(final.content[0].input) == ["city"]
+
+
 def test_errors(client: Anthropic, server: Server) -> None:
     with pytest.raises(anthropic.NotFoundError) as lost:
         client.messages.create(model="no-such-model", max_tokens=5, messages=FRANCE)

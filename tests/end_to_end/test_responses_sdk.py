@@ -1,5 +1,6 @@
 """The official `openai` SDK's Responses API against a real server: what an application's code does."""
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel
 
 from tests.end_to_end.conftest import Server
 
@@ -94,6 +96,45 @@ def test_log_probabilities(client: OpenAI, server: Server) -> None:
     assert part.type == "output_text" and part.logprobs is not None
     assert b"".join(bytes(entry.bytes) for entry in part.logprobs).decode() == PARIS
     assert all(len(entry.top_logprobs) == 2 and -10 < entry.logprob <= 0 for entry in part.logprobs)
+
+
+class Place(BaseModel):
+    city: str
+
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def test_parsed_output(client: OpenAI, server: Server) -> None:
+    response = client.responses.parse(
+        model=server.model, input="Where is the Louvre?", temperature=0, text_format=Place
+    )
+    assert isinstance(response.output_parsed, Place)
+    with client.responses.stream(text_format=Place, **asked) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_parsed == response.output_parsed
+
+
+def test_tool_loop(client: OpenAI, server: Server) -> None:
+    asked: dict[str, Any] = {"model": server.model, "temperature": 0, "max_output_tokens": 60, "tools": [WEATHER]}
+    first = client.responses.create(input="The weather in Paris?", tool_choice="required", **asked)
+    (item, *_) = first.output
+    assert item.type == "function_call"
+    assert list(json.loads(item.arguments)) == ["city"]
+    result: Any = {"type": "function_call_output", "call_id": item.call_id, "output": "Sunny."}
+    second = client.responses.create(input=[result], previous_response_id=first.id, tool_choice="none", **asked)
+    assert second.output_text
+    named: Any = {"type": "function", "name": "get_weather"}
+    with client.responses.stream(input="The weather in Paris?", tool_choice=named, **asked) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        (call,) = stream.get_final_response().output
+    assert call.type == "function_call" and call.arguments == "".join(deltas)
 
 
 def test_errors(client: OpenAI, server: Server) -> None:

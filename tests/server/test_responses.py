@@ -448,7 +448,7 @@ def test_results_of_functions_go_back() -> None:
     assert respond(app, tools=[FUNCTION], previous_response_id=first["id"], input=[result]).status == 200
     assert "<|im_start|>user\nResult of get_weather:\nsunny<|im_end|>" in prompt_of(engine)
     lost = respond(app, input=[result])
-    assert (lost.status, lost.json["error"]["param"]) == (400, "messages[0].tool_call_id")
+    assert (lost.status, lost.json["error"]["param"]) == (400, "input")
 
 
 def test_reasoning_is_an_item() -> None:
