@@ -47,7 +47,8 @@ def test_langchain_tools_and_forms(server: Server) -> None:
     (call,) = chat.bind_tools([WEATHER], tool_choice="get_weather").invoke("The weather in Paris?").tool_calls
     assert call["name"] == "get_weather"
     assert list(call["args"]) == ["city"]
-    schema = {"title": "Place", "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    city = {"type": "string", "maxLength": 20}
+    schema = {"title": "Place", "type": "object", "properties": {"city": city}, "required": ["city"]}
     place = chat.with_structured_output(schema, method="json_schema").invoke("Where is the Eiffel Tower?")
     assert list(place) == ["city"]
 

@@ -111,9 +111,8 @@ WEATHER: Any = {
 
 
 def test_parsed_output(client: OpenAI, server: Server) -> None:
-    response = client.responses.parse(
-        model=server.model, input="Where is the Louvre?", temperature=0, text_format=Place
-    )
+    asked: dict[str, Any] = {"model": server.model, "input": "Where is the Louvre?", "temperature": 0}
+    response = client.responses.parse(text_format=Place, **asked)
     assert isinstance(response.output_parsed, Place)
     with client.responses.stream(text_format=Place, **asked) as stream:
         for _ in stream:
