@@ -1,15 +1,18 @@
 """What is refused at the door. Used by `Scheduler.add`, engine process."""
 
 from scheduler.config import SchedulerConfig
-from scheduler.request import NeverFits, QueueFull
+from scheduler.request import NeverFits, QueueFull, Request
 
 
-def refuse_what_never_fits(num_prompt: int, max_model_len: int, num_blocks: int, config: SchedulerConfig) -> None:
-    """Raise NeverFits unless the prompt and one output token can be had. max_tokens is a limit and not a reservation:
+def refuse_what_never_fits(request: Request, max_model_len: int, num_blocks: int, config: SchedulerConfig) -> None:
+    """Raise NeverFits unless the known tokens and one more can be had. max_tokens is a limit and not a reservation:
     a sequence that would outgrow the model or the whole KV pool ends with LENGTH there."""
-    if num_prompt + 1 > max_model_len:
-        raise NeverFits(num_prompt + 1, max_model_len, "tokens")
-    needed = -(-(num_prompt + 1) // config.block_size)
+    num_prompt, num_outputs = len(request.prompt_ids), len(request.output_ids)
+    assert num_outputs < request.sampling.max_tokens, f"sequence {request.seq_id} has had all its tokens"
+    num_tokens = num_prompt + num_outputs + 1
+    if num_tokens > max_model_len:
+        raise NeverFits(num_tokens, max_model_len, "tokens")
+    needed = -(-num_tokens // config.block_size)
     if needed > num_blocks:
         raise NeverFits(needed, num_blocks, "KV blocks")
     if num_prompt > config.max_queued_tokens:

@@ -131,6 +131,9 @@ class Request:
     leader: int | None = None
     """seq_id of a request with the same prompt (n > 1): wait for its prefill and share its blocks."""
     images: PromptImages = NO_IMAGES
+    output_ids: "array[int]" = field(default_factory=ints)
+    """int32: output tokens that an engine before this one has produced and told. The sequence goes on behind them as
+    that engine would have; its events tell of what follows."""
 
 
 class TokenLogprob(NamedTuple):

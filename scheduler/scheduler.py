@@ -66,7 +66,7 @@ class Scheduler:
         assert request.seq_id not in self._live, f"sequence {request.seq_id} is live already"
         num_prompt = len(request.prompt_ids)
         assert num_prompt > 0, f"sequence {request.seq_id} has an empty prompt"
-        refuse_what_never_fits(num_prompt, self._max_model_len, self._kv.pool.num_blocks, self._config)
+        refuse_what_never_fits(request, self._max_model_len, self._kv.pool.num_blocks, self._config)
         refuse_overload(num_prompt, len(self._live), self._live_prompt_tokens, self._config)
         self._images.refuse(request)
         deadline = now + self._config.request_timeout if request.deadline is None else request.deadline
@@ -75,7 +75,7 @@ class Scheduler:
             arrival=self._next_arrival,
             deadline=deadline,
             max_total=min(num_prompt + request.sampling.max_tokens, self._max_total),
-            tokens=request.prompt_ids[:],
+            tokens=request.prompt_ids + request.output_ids,
         )
         if request.images.images:
             self._images.add(seq)

@@ -20,8 +20,9 @@ import zmq.asyncio
 from model_runtime.weights.errors import CheckpointError
 from server.app import create_app
 from server.child import EXIT_BAD_CONFIGURATION, ChildStart, socket_address, start_child
-from server.client import EngineClient, bind
+from server.client import EngineClient
 from server.config import ProcessConfig
+from server.engine_link import bind
 from server.grammar.checker import ProcessChecker
 from server.grammar.vocabulary import Vocabulary
 from server.http_protocol import bounded_protocol

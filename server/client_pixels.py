@@ -21,6 +21,8 @@ class _Key:
     there is none. A message that counts on others may be refused, and what it brought is dropped with it."""
     num_holders: int = 0
     """Live sequences that refer to the image."""
+    is_brought: bool = False
+    """It was sent to this engine."""
 
 
 def _sizes(request: GenerationRequest) -> dict[bytes, int]:
@@ -53,25 +55,34 @@ class PixelLedger:
         """The engine spoke: it takes everything that has arrived before it speaks."""
         self._unheard_bytes = 0
 
-    def add(self, seq_id: int, request: GenerationRequest) -> set[bytes]:
-        """A sequence of this request is sent: the keys whose pixels it must bring."""
-        sizes = _sizes(request)
-        brings = sizes.keys() - self._keys.keys()
-        for key, size in sizes.items():
-            if key in brings:
-                self._keys[key] = _Key(carrier=seq_id if len(brings) == len(sizes) else None)
+    def engine_lost(self) -> None:
+        """The next engine has no pixels."""
+        self._unheard_bytes = 0
+        for entry in self._keys.values():
+            entry.carrier, entry.is_brought = None, False
+
+    def add(self, request: GenerationRequest) -> None:
+        """A sequence of this request lives from now on."""
+        for key, size in _sizes(request).items():
+            if key not in self._keys:
+                self._keys[key] = _Key(carrier=None)
                 self.num_bytes += size
-                self._unheard_bytes += size
             self._keys[key].num_holders += 1
-        return brings
+
+    def first(self, seq_id: int, request: GenerationRequest) -> set[bytes]:
+        """A live sequence is sent to an engine for the first time: the keys whose pixels it must bring."""
+        return self._bring(seq_id, request, {key for key in _sizes(request) if not self._keys[key].is_brought})
 
     def missing(self, seq_id: int, request: GenerationRequest) -> set[bytes]:
         """The engine lacked an image of this live sequence, which is sent again: the keys whose pixels it must bring.
         Not those that have a carrier, which brought them since: its message comes first."""
+        return self._bring(seq_id, request, {key for key in _sizes(request) if self._keys[key].carrier is None})
+
+    def _bring(self, seq_id: int, request: GenerationRequest, brings: set[bytes]) -> set[bytes]:
         sizes = _sizes(request)
-        brings = {key for key in sizes if self._keys[key].carrier is None}
         for key in brings:
-            self._keys[key].carrier = seq_id if len(brings) == len(sizes) else None
+            entry = self._keys[key]
+            entry.carrier, entry.is_brought = (seq_id if len(brings) == len(sizes) else None), True
             self._unheard_bytes += sizes[key]
         return brings
 

@@ -32,7 +32,13 @@ class ProcessConfig:
         default=30.0, metadata={"help": "seconds that accepted requests get to finish after SIGTERM"}
     )
     stall_timeout: float = field(
-        default=15.0, metadata={"help": "seconds without a sign of life from the engine until readiness goes false"}
+        default=15.0,
+        metadata={
+            "help": "seconds without a sign of life until an engine counts as unready, and is killed and restarted"
+        },
+    )
+    step_timeout: float = field(
+        default=120.0, metadata={"help": "seconds that one step of the engine may take before it counts as stuck"}
     )
     log_level: Literal["debug", "info", "warning", "error"] = field(
         default="info", metadata={"help": "least severe log message that is shown"}
@@ -44,8 +50,8 @@ class ProcessConfig:
             raise ValueError("port must be from 0 to 65535")
         if self.shutdown_timeout < 0:
             raise ValueError("shutdown_timeout must not be negative")
-        if self.stall_timeout <= 0:
-            raise ValueError("stall_timeout must be positive")
+        if min(self.stall_timeout, self.step_timeout) <= 0:
+            raise ValueError("stall_timeout and step_timeout must be positive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from server.grammar.vocabulary import Vocabulary
 from server.models import resolve_model
 from server.prompt.image_source import load_tokenizer_for, read_images
 from server.prompt.vocabulary import vocabulary_of
+from server.pulse import Pulse
 from server.wire_submit import unpack_images
 
 logger = logging.getLogger(__name__)
@@ -53,8 +55,11 @@ class EngineLoop:
         executor: Executor,
         matchers: Matchers,
         generation: int,
+        on_pass: Callable[[], None],
     ) -> None:
+        """`on_pass` is called whenever the loop comes round."""
         self._socket, self._scheduler, self._executor, self._generation = socket, scheduler, executor, generation
+        self._on_pass = on_pass
         self._matchers = matchers
         self._refusals: list[wire.Event] = []
         self._last_publish = 0.0
@@ -65,6 +70,7 @@ class EngineLoop:
         """Forever."""
         self._greet()
         while True:
+            self._on_pass()
             self._drain_inbox()
             self._add_compiled()
             plan = self._scheduler.plan(time.monotonic())
@@ -107,6 +113,7 @@ class EngineLoop:
         request = Request(
             seq_id=message.seq_id,
             prompt_ids=wire.unpack_ids(message.prompt_ids),
+            output_ids=wire.unpack_ids(message.output_ids),
             sampling=message.sampling,
             priority=message.priority,
             deadline=message.deadline,
@@ -223,7 +230,7 @@ def make_scheduler(config: SchedulerConfig, info: RuntimeInfo, masks: TokenMasks
     )
 
 
-def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> EngineLoop:
+def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int, pulse: Pulse) -> EngineLoop:
     def progress(stage: str, fraction: float) -> None:
         socket.send(wire.encode(wire.Loading(generation, stage, fraction)))
 
@@ -231,13 +238,15 @@ def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int) -> 
     executor = load_executor(path, config.runtime, config.scheduler, progress)
     matchers = Matchers(partial(read_vocabulary, path, executor.info))
     scheduler = make_scheduler(config.scheduler, executor.info, matchers)
-    return EngineLoop(socket, scheduler, executor, matchers, generation)
+    return EngineLoop(socket, scheduler, executor, matchers, generation, pulse.loop)
 
 
 def main() -> None:
-    """Entry of the process: `python -m server.engine RUN_DIR GENERATION`, configuration on standard input."""
+    """Entry of the process: `python -m server.engine RUN_DIR GENERATION PIPE`, configuration on standard input. The
+    pulse goes to the pipe."""
     start = start_child("engine")
     generation = int(sys.argv[2])
+    pulse = Pulse(int(sys.argv[3]), start.config.process.step_timeout)
     os.nice(NICENESS)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
@@ -245,7 +254,7 @@ def main() -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
     socket.connect(socket_address(start.run_dir))
     try:
-        loop = _load(start.config, socket, generation)
+        loop = _load(start.config, socket, generation, pulse)
     except (CheckpointError, PlanError) as error:
         print(f"firstlight: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)

@@ -31,6 +31,19 @@ class GenerationRequest:
     """Each with its pixels."""
 
 
+@dataclass(slots=True)
+class RecoveryStats:
+    """Counters that never fall."""
+
+    engines_lost: int = 0
+    sequences_replayed: int = 0
+    sequences_resumed: int = 0
+    """Those that had a token since,"""
+    pause_seconds: float = 0.0
+    """and the time from the loss of the engine to that token, all together."""
+    sequences_quarantined: int = 0
+
+
 class RequestStream(Protocol):
     """The events of one GenerationRequest. Must be closed; closing cancels what is unfinished, at once."""
 
@@ -75,9 +88,18 @@ class Engine(Protocol):
         """The newest statistics, None before the first."""
         ...
 
+    @property
+    def recovery(self) -> RecoveryStats:
+        """What became of the sequences of engines that were lost."""
+        ...
+
+    def unready_reason(self) -> str | None:
+        """Why a new request would not run at once; None when it would, if the queue has room."""
+        ...
+
     def admit(self) -> Admission:
-        """Take a place for one sequence. Raises Overloaded when the queue is full, Unavailable when loading, down or
-        draining."""
+        """Take a place for one sequence. Raises Overloaded when the queue is full, Unavailable when loading,
+        draining, or down for good; between two engines it only waits."""
         ...
 
     def submit(self, requests: list[GenerationRequest], admission: Admission) -> list[RequestStream]:

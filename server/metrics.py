@@ -29,6 +29,13 @@ _ENGINE_COUNTERS = {
     "images_encoded": ("images_encoded", "images that the vision tower encoded"),
     "encoder_hits": ("encoder_cache_hits", "images that a sequence needed and found encoded"),
 }
+_RECOVERY_COUNTERS = {
+    "engines_lost": ("engine_restarts", "engines that crashed, were killed or were stuck"),
+    "sequences_replayed": ("recovery_replays", "sequences that a new engine went on with"),
+    "sequences_resumed": ("recovery_resumptions", "those of them that had a token since"),
+    "pause_seconds": ("recovery_pause_seconds", "how long they were without one because of it, all together"),
+    "sequences_quarantined": ("recovery_quarantines", "sequences ended because they made engines crash"),
+}
 _SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10)
 _LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -77,6 +84,10 @@ class EngineCollector:
             counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
             seen = getattr(self._last, field) if self._last else 0
             counter.add_metric([self._model_name], self._base[field] + seen)
+            yield counter
+        for field, (name, text) in _RECOVERY_COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
+            counter.add_metric([self._model_name], getattr(self._engine.recovery, field))
             yield counter
         yield self._accepted_per_position()
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -25,17 +25,21 @@ from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, socket_address, socket_path
 from server.config import ServeConfig, to_json
 from server.options import OptionError
+from server.pulse import PulseWatch
 
 logger = logging.getLogger(__name__)
 
 POLL_MS = 50
-BACKOFF_SECONDS = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
-HEALTHY_SECONDS = 60.0
-"""An engine that lived this long starts the back-off anew."""
+BACKOFF_SECONDS = (0.0, 0.2, 1.0, 2.0, 5.0, 10.0)
+"""Before a start, by the number of starts that failed since one succeeded."""
 MAX_FAILED_STARTS = 2
 """Starts that may fail before the first success; one more ends the server."""
+MAX_FAILED_RESTARTS = 5
+"""Starts in a row that may fail later; one more ends the server. Crashes of an engine that was ready are not counted:
+requests that cause them are found out (`replay.py`)."""
 KILL_GRACE_SECONDS = 2.0
 EXIT_LOST_SOCKET = 1
+EXIT_NO_ENGINE = 1
 
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Compute threads sleep while they wait: one that spins on a busy core costs the gateway milliseconds."""
@@ -46,16 +50,23 @@ keep blocks of up to 32 MiB in each thread's heap: a few photographs leave the A
 
 
 class Child:
-    """A child process and the pipe that tells it that the supervisor lives."""
+    """A child process and the pipe that tells it that the supervisor lives. `inherited` are descriptors for it."""
 
-    def __init__(self, module: str, arguments: list[str], config: ServeConfig, environment: Mapping[str, str]) -> None:
-        self.started = time.monotonic()
+    def __init__(
+        self,
+        module: str,
+        arguments: list[str],
+        config: ServeConfig,
+        environment: Mapping[str, str],
+        inherited: Sequence[int] = (),
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             bufsize=0,
             env={**os.environ, **environment},
             start_new_session=True,
+            pass_fds=inherited,
         )
         self._pipe: IO[bytes] = self.process.stdin  # type: ignore[assignment]
         with contextlib.suppress(BrokenPipeError):  # it died already, as its exit code will tell
@@ -84,7 +95,7 @@ class Supervisor:
         self._generation = 0
         self._failures = 0
         self._restart_at: float | None = None
-        self._ready_once = False
+        self._ready: wire.Hello | None = None
         self._stop_signals = 0
         self._drain_deadline: float | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -97,11 +108,12 @@ class Supervisor:
         self._socket.connect(socket_address(self._run_dir))
         self._send(wire.Watch())
         self._api = Child("server.api_process", [str(self._run_dir)], config, MALLOC_SETTINGS)
-        self._engine = self._start_engine()
+        self._start_engine()
 
-    def _start_engine(self) -> Child:
-        arguments = [str(self._run_dir), str(self._generation)]
-        return Child("server.engine", arguments, self._config, OPENMP_SETTINGS)
+    def _start_engine(self) -> None:
+        self._pulse, self._stalled = PulseWatch(), False
+        arguments = [str(self._run_dir), str(self._generation), str(self._pulse.pipe)]
+        self._engine = Child("server.engine", arguments, self._config, OPENMP_SETTINGS, [self._pulse.pipe])
 
     def run(self) -> int:
         """Watch until told to stop or a process fails for good; the exit code of `firstlight serve`."""
@@ -121,12 +133,13 @@ class Supervisor:
     def _step(self) -> int | None:
         if self._socket.poll(POLL_MS):
             message = wire.decode_to_supervisor(self._socket.recv())
-            self._ready_once = self._ready_once or isinstance(message, wire.Hello)
+            if isinstance(message, wire.Hello):
+                self._ready, self._failures = message, 0
             self._on_message(message)
         if (code := self._api.exit_code) is not None:
             return self._api_ended(code)
-        if self._stop_signals:
-            return self._drain()
+        if self._stop_signals and (code := self._drain()) is not None:
+            return code
         return self._watch_engine()
 
     def _api_ended(self, code: int) -> int:
@@ -145,9 +158,6 @@ class Supervisor:
             logger.info("draining: up to %.0f s for accepted requests; signal again to stop at once", timeout)
             self._drain_deadline = now + timeout + KILL_GRACE_SECONDS
             self._send(wire.Drain(timeout))
-        if self._engine.exit_code is not None and self._restart_at is None:
-            self._restart_at = now
-            self._send(wire.EngineDown(self._generation, f"the engine ended ({_describe(self._engine.exit_code)})"))
         if self._stop_signals > 1 or now > self._drain_deadline:
             return 0 if self._stop_signals == 1 else 130
         return None
@@ -155,38 +165,54 @@ class Supervisor:
     def _watch_engine(self) -> int | None:
         code, now = self._engine.exit_code, time.monotonic()
         if code is None:
-            return None
-        if self._restart_at is None:
+            self._kill_if_stalled()
+        elif self._restart_at is None:
             if (final := self._why_no_restart(code)) is not None:
                 return final
             self._plan_restart(code, now)
         elif now >= self._restart_at:
             self._restart_at = None
             self._generation += 1
-            self._engine = self._start_engine()
+            self._start_engine()
         return None
+
+    def _kill_if_stalled(self) -> None:
+        """A stopped process, one that waits for what never comes, a step without end."""
+        silence = self._pulse.silence()
+        if silence > self._config.process.stall_timeout and not self._stalled:
+            logger.error("the engine has been silent for %.0f s; killing it", silence)
+            self._stalled = True
+            self._engine.process.kill()
 
     def _why_no_restart(self, code: int) -> int | None:
         """The exit code of `firstlight serve` where a new engine would fare no better."""
         if code == EXIT_BAD_CONFIGURATION:
             return code
-        if self._ready_once and not socket_path(self._run_dir).exists():
+        if self._ready is not None and not socket_path(self._run_dir).exists():
             logger.error("the engine ended (%s), and %s was deleted; stopping", _describe(code), self._run_dir)
             return EXIT_LOST_SOCKET
-        if not self._ready_once and self._failures >= MAX_FAILED_STARTS:
+        if self._ready is None and self._failures >= MAX_FAILED_STARTS:
             logger.error("the engine ended (%s) and was never ready; stopping", _describe(code))
             return EXIT_BAD_CONFIGURATION
+        if self._failures >= MAX_FAILED_RESTARTS:
+            logger.error(
+                "the engine ended (%s) before it was ready, %d times; stopping", _describe(code), self._failures + 1
+            )
+            return EXIT_NO_ENGINE
         return None
 
     def _plan_restart(self, code: int, now: float) -> None:
-        self._failures = 0 if now - self._engine.started > HEALTHY_SECONDS else self._failures
+        was_ready = self._ready is not None and self._ready.generation == self._generation
+        self._failures += not was_ready
         delay = BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
-        self._failures += 1
         self._restart_at = now + delay
         self._engine.end(0.0)
-        reason = f"the engine ended ({_describe(code)}) and is being restarted"
+        self._pulse.close()
+        what = "was silent" if self._stalled else f"ended ({_describe(code)})"
+        reason = f"the engine {what} and is being restarted"
         logger.error("%s in %.1f s", reason, delay)
-        self._send(wire.EngineDown(self._generation, reason))
+        killed = code == -signal.SIGKILL and not self._stalled
+        self._send(wire.EngineDown(self._generation, reason, killed))
 
     def _send(self, message: wire.ToApi) -> None:
         self._socket.send(wire.encode(message), zmq.NOBLOCK)

@@ -14,7 +14,7 @@ import msgspec
 from model_runtime.config import RuntimeInfo
 from scheduler.request import SamplingParams
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 SUPERVISOR = b"supervisor"
 """ZeroMQ identity of the supervisor."""
@@ -56,6 +56,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     rope_positions: bytes = b""
     """int32 [L, 3], or empty."""
     rope_delta: int = 0
+    output_ids: bytes = b""
+    """int32: as in `scheduler.request.Request`."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -151,6 +153,8 @@ class EngineDown(msgspec.Struct, frozen=True, tag="engine_down"):
 
     generation: int
     reason: str
+    killed: bool = False
+    """By somebody else, as far as can be seen: the kernel for want of memory, or a person."""
 
 
 class Watch(msgspec.Struct, frozen=True, tag="watch"):
@@ -219,7 +223,7 @@ def engine_identity(generation: int) -> bytes:
 
 def unpack_ids(raw: bytes) -> "array[int]":
     """The int32 token ids of a Submit message. Raises WireError."""
-    if not raw or len(raw) % 4:
+    if len(raw) % 4:
         raise WireError(f"{len(raw)} bytes are not a list of int32 token ids")
     ids = array("i")
     ids.frombytes(raw)

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from server.api.gateway import gateway_of
-from server.errors import Overloaded
+from server.errors import Overloaded, Unavailable
 
 router = APIRouter()
 
@@ -23,9 +23,12 @@ async def live() -> JSONResponse:
 @router.get("/health")
 @router.get("/health/ready")
 async def ready(request: Request) -> JSONResponse:
-    """Whether a request would be taken; else 503 with the reason. A full queue is no reason: that passes."""
+    """Whether a request would run; else 503 with the reason. A full queue is no reason: that passes."""
+    engine = gateway_of(request).engine
+    if (reason := engine.unready_reason()) is not None:
+        raise Unavailable(reason)
     try:
-        gateway_of(request).engine.admit().release()
+        engine.admit().release()
     except Overloaded:
         return JSONResponse({"status": "overloaded"})
     return JSONResponse({"status": "ok"})

@@ -1,4 +1,5 @@
-"""A sequence's tokens do not depend on what else the engine does: neighbours, chunks, cache hits, preemption.
+"""A sequence's tokens do not depend on what else the engine does: neighbours, chunks, cache hits, preemption, or on how
+many engines it takes.
 
 Bit for bit, with the compiled kernels, log-probabilities included. Each test compares with every request run alone.
 """
@@ -225,3 +226,25 @@ def test_after_preemption(cases: Callable[[str], Case], name: str) -> None:
         outcome = session.run([bully, replace(request, priority=1)])[request.seq_id]
         assert session.scheduler.stats().preemptions >= 1
         assert outcome == case.alone[request.seq_id]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_another_engine_goes_on(cases: Callable[[str], Case], name: str) -> None:
+    """With the tokens that a lost one has told, from none to all but one: what follows is what would have followed."""
+    case = cases(name)
+    requests = thinned(case, name)
+    generator = random.Random(11)
+    told = {request.seq_id: generator.randrange(len(case.alone[request.seq_id].token_ids)) for request in requests}
+    replays = [
+        replace(request, output_ids=ints(case.alone[request.seq_id].token_ids[: told[request.seq_id]]))
+        for request in requests
+    ]
+    config = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=64, max_queued_requests=1000)
+    session = case.session(config, 33 * 8)
+    outcomes = session.run(replays)
+    for request in requests:
+        whole, rest, count = case.alone[request.seq_id], outcomes[request.seq_id], told[request.seq_id]
+        assert (rest.token_ids, rest.logprobs) == (whole.token_ids[count:], whole.logprobs[count:])
+        assert rest.finish_reason == whole.finish_reason
+        assert rest.prompt_logprobs == ([] if count else whole.prompt_logprobs)
+    assert set(told.values()) == set(range(max(told.values()) + 1)), "every place of a cut"

@@ -1,5 +1,7 @@
 """The life of a sequence: steps, ends, refusals, deadlines, aborts, failures. Driven by hand-built results."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.plan import FAILED_TOKEN, StepResult, ints
@@ -133,6 +135,37 @@ def test_queue_is_bounded_in_sequences_and_tokens() -> None:
     scheduler.abort(1)
     scheduler.add(ask(2, 15), 0.0)
     assert scheduler.stats().waiting == 2
+
+
+def test_a_replay_goes_on_behind_its_outputs() -> None:
+    """Parameters that count outputs count those too; what was said of the prompt is not said again."""
+    scheduler = make()
+    sampling = SamplingParams(
+        max_tokens=4, min_tokens=3, eos_token_ids=(9,), bad_words=((5, 6),), frequency_penalty=1.0, prompt_logprobs=0
+    )
+    scheduler.add(replace(ask(1, [1, 2, 3], sampling=sampling), output_ids=ints([4, 5])), 0.0)
+    plan = step(scheduler, tokens=[8])
+    assert (plan.token_ids.tolist(), plan.query_lens.tolist()) == ([1, 2, 3, 4, 5], [5])
+    sample = plan.sample
+    assert (sample.counter.tolist(), sample.history_ids.tolist()) == ([2], [1, 2, 3, 4, 5])
+    assert sample.history_output_starts.tolist() == [3]
+    assert sample.bias_ids.tolist() == [9, 6], "no end before min_tokens, no end of the bad word"
+    assert len(plan.score.rows) == 0
+    step(scheduler, tokens=[7])
+    first, last = scheduler.take_events()
+    assert (first.token_ids, first.prompt_logprobs, first.cached_tokens) == ((8,), (), 0)
+    assert (last.token_ids, last.finish_reason) == ((7,), FinishReason.LENGTH)
+    assert (scheduler.stats().prompt_tokens, scheduler.stats().generation_tokens) == (0, 2)
+
+
+def test_a_replay_that_no_longer_fits_is_refused() -> None:
+    """The next engine may have found less memory."""
+    scheduler = make(num_blocks=2)
+    with pytest.raises(NeverFits, match=r"needs 3 KV blocks, and at most 2"):
+        scheduler.add(replace(ask(1, 5), output_ids=ints([1, 2, 3])), 0.0)
+    scheduler.add(replace(ask(1, 5), output_ids=ints([1, 2])), 0.0)
+    with pytest.raises(AssertionError, match="sequence 2 has had all its tokens"):
+        scheduler.add(replace(ask(2, 5, max_tokens=2), output_ids=ints([1, 2])), 0.0)
 
 
 def test_duplicate_id_is_a_broken_invariant() -> None:

@@ -16,7 +16,7 @@ from scheduler.request import OutputGrammar
 from server.app import create_app
 from server.errors import ApiError, BadRequest, Overloaded
 from server.gateway_config import GatewayConfig
-from server.generation import Admission, GenerationRequest, RequestStream
+from server.generation import Admission, GenerationRequest, RecoveryStats, RequestStream
 from server.grammar.compiler import token_trie
 from server.grammar.grammar import Grammar
 from server.grammar.worker import verdict_on
@@ -183,6 +183,7 @@ class FakeEngine:
     streams: list[FakeStream] = field(default_factory=list)
     max_model_len: int = MAX_MODEL_LEN
     request_timeout: float = 60.0
+    recovery: RecoveryStats = field(default_factory=RecoveryStats)
 
     @property
     def info(self) -> RuntimeInfo:
@@ -211,6 +212,9 @@ class FakeEngine:
     @property
     def cancelled(self) -> int:
         return sum(len(stream.cancelled) for stream in self.streams)
+
+    def unready_reason(self) -> str | None:
+        return None if self.unready is None else self.unready.message
 
     def admit(self) -> FakeAdmission:
         if self.unready is not None:

@@ -14,8 +14,9 @@ import zmq.asyncio
 from model_runtime.config import RuntimeInfo
 from scheduler.config import SchedulerConfig
 from scheduler.request import SamplingParams
-from server import client, wire
-from server.client import EngineClient, bind
+from server import engine_link, wire
+from server.client import EngineClient
+from server.engine_link import bind
 from server.errors import Overloaded, Unavailable
 from server.generation import GenerationRequest
 
@@ -65,7 +66,7 @@ class Wires:
             SchedulerConfig(),
             max_unread_events=MAX_UNREAD,
             max_queued_image_bytes=MAX_IMAGE_BYTES,
-            stall_timeout=5,
+            stall_timeout=60,
             url="",
             on_drain=lambda timeout: None,
         )
@@ -237,7 +238,7 @@ def test_an_engine_that_is_slow_to_read_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_what_an_engine_has_not_read_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_UNHEARD_BYTES", 1)
+    monkeypatch.setattr(engine_link, "MAX_UNHEARD_BYTES", 1)
 
     async def scenario(wires: Wires) -> None:
         engine = await wires.greet(0)

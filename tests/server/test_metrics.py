@@ -49,6 +49,11 @@ def test_names() -> None:
         "images_encoded_total",
         "encoder_cache_hits_total",
         "images_received_total",
+        "engine_restarts_total",
+        "recovery_replays_total",
+        "recovery_resumptions_total",
+        "recovery_pause_seconds_total",
+        "recovery_quarantines_total",
         *(f"request_success_total{{{reason}}}" for reason in ("stop", "length", "abort", "timeout", "error")),
     }
     assert {name.removesuffix("_count") for name in names if name.endswith("_count")} == {
@@ -105,6 +110,14 @@ def test_counters_never_fall_when_the_engine_restarts() -> None:
         engine.stats = stats
         totals.append(scrape(app)["prompt_tokens_total"])
     assert totals == [10, 15, 15, 15, 19, 20]
+
+
+def test_recovery_is_counted() -> None:
+    engine = FakeEngine()
+    app = make_app(engine)
+    engine.recovery.engines_lost, engine.recovery.pause_seconds = 2, 3.5
+    seen = scrape(app)
+    assert (seen["engine_restarts_total"], seen["recovery_pause_seconds_total"]) == (2, 3.5)
 
 
 def test_ends_are_counted_by_reason_and_reconcile(caplog: pytest.LogCaptureFixture) -> None:
