@@ -25,17 +25,18 @@ def ending(seq: Sequence) -> tuple[FinishReason | None, int | None]:
     return (FinishReason.LENGTH if len(seq.tokens) >= seq.max_total else None), None
 
 
-def take_tokens(seq: Sequence, sampled: "array[int]", drafts: "array[int]") -> tuple[int, bool]:
+def take_tokens(seq: Sequence, token_ids: "array[int]", row: int, drafts: "array[int]") -> tuple[int, bool]:
     """Append what one step after the other would have sampled: up to the first draft that does not hold, the end of the
     sequence, or a failed row. Returns (tokens appended, whether a row failed).
 
-    `sampled` int32 is what follows the tokens of the sequence and none, one, ... of its drafts.
+    `token_ids` int32 has from `row` on what follows the tokens of the sequence and none, one, ... of its drafts.
     """
-    for count, token in enumerate(sampled[: verify(sampled, drafts) + 1]):
+    for count in range(verify(token_ids[row : row + len(drafts)], drafts) + 1 if drafts else 1):
+        token = token_ids[row + count]
         if token == FAILED_TOKEN:
             return count, True
         seq.tokens.append(token)
-        if ending(seq)[0] is not None:
+        if drafts and ending(seq)[0] is not None:
             return count + 1, False
     return count + 1, False
 
@@ -55,7 +56,7 @@ def token_event(seq: Sequence, sampled: RowLogprobs, row: int, count: int, num_d
     request = seq.request
     first = seq.num_outputs == count
     reason, stop_token = ending(seq)
-    token_ids = tuple(seq.tokens[-count:])
+    token_ids = (seq.tokens[-1],) if count == 1 else tuple(seq.tokens[-count:])
     if reason is None and not first and request.sampling.logprobs < 0:
         return TokenEvent(request.seq_id, token_ids, num_drafts=num_drafts)  # nearly always, and in half the time
     wants_logprobs = request.sampling.logprobs >= 0

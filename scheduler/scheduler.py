@@ -244,7 +244,7 @@ class Scheduler:
         if not step.num_samples:
             self._kv.register(seq)
             return
-        count, failed = take_tokens(seq, result.token_ids[row : row + step.num_samples], drafts)
+        count, failed = take_tokens(seq, result.token_ids, row, drafts)
         if count:
             self._add_tokens(seq, count, token_event(seq, result.sampled, row, count, len(drafts)))
         if failed and seq.status is Status.RUNNING:
@@ -256,8 +256,8 @@ class Scheduler:
         seq.num_computed = len(seq.tokens) - 1
         self._kv.register(seq)
         self._counters.add_output(count, seq.num_prompt if seq.num_outputs == count else 0)
-        self._kv.trim(seq)
         if event.num_drafts:
+            self._kv.trim(seq)
             self._speculation.count(event)
         self._events.append(event)
         if event.finish_reason is not None:
