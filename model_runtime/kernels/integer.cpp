@@ -14,15 +14,17 @@ namespace {
 constexpr int64_t GROUP = QuantizedRows::GROUP;
 constexpr int64_t ROW_BLOCK = 128;  // rows that stay in the second-level cache while panels pass
 
+#ifdef HAVE_AMX
 // With fewer rows vectors are faster: numbers of 4 bits go through memory to the matrix unit.
-constexpr int64_t min_matrix_unit_rows(int64_t format) { return format == Q8_0 ? 3 : 8; }
+template <int64_t FORMAT> bool in_matrix_unit(int64_t M) { return M >= (FORMAT == Q8_0 ? 3 : 8) && amx::allowed(); }
+#endif
 
 // Rows [row, row_end) of M, from the first of a group, times panels.
 template <int64_t FORMAT>
 void multiply_panels(const Matrix& w, int64_t panel, int64_t panel_end, const QuantizedRows& x, int64_t M, int64_t row,
                      int64_t row_end, float* y) {
 #ifdef HAVE_AMX
-    if (M >= min_matrix_unit_rows(FORMAT) && amx::allowed())
+    if (in_matrix_unit<FORMAT>(M))
         return amx::multiply_panels<FORMAT>(w, panel, panel_end, x, M, row, row_end, y);
 #endif
     for (; panel < panel_end; panel++)
@@ -35,6 +37,9 @@ template <int64_t FORMAT> void multiply(const Matrix& w, const QuantizedRows& x,
     int64_t row_blocks = divide_up(M, ROW_BLOCK);
     if (panels < wanted)  // few columns for many threads: split rows too
         row_blocks = std::max(row_blocks, std::min(groups, divide_up(wanted, panels)));
+#ifdef HAVE_AMX
+    if (in_matrix_unit<FORMAT>(M)) amx::clear_rest(x, M, w.K / BLOCK);
+#endif
     const int64_t work = w.N * w.K * std::max<int64_t>(1, M / 8);
     pool::parallel_ranges(row_blocks * panels, work, [&](int64_t unit, int64_t end) {
         while (unit < end) {

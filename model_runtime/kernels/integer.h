@@ -22,7 +22,7 @@ struct PanelLayout {
     int64_t bytes;       // of the panel, a multiple of 64
 };
 
-inline PanelLayout panel_layout(int64_t format, int64_t K) {
+constexpr PanelLayout panel_layout(int64_t format, int64_t K) {
     const int64_t blocks = K / BLOCK, scale_step = format == Q4_1 ? 64 : 32;
     const int64_t quants = (blocks * scale_step + 63) / 64 * 64, quant_step = format == Q8_0 ? 512 : 256;
     return {scale_step, quants, quant_step, quants + blocks * quant_step};

@@ -153,6 +153,17 @@ void tile_of(const Operands& o, const Matrix& w, int64_t column, int64_t rows, f
     tile<FORMAT, 16>(o, w, column, rows, y);
 }
 
+// A tile computes rows behind the last too. Their scales become zero: denormal numbers, which may lie there, are slow.
+inline void clear_rest(const QuantizedRows& x, int64_t M, int64_t blocks) {
+    const int64_t rows = M % GROUP;
+    if (!rows) return;
+    const __mmask16 rest = 0xffff << rows;
+    for (int64_t at = M / GROUP * blocks * GROUP; at < row_groups(M) * blocks * GROUP; at += GROUP) {
+        _mm512_mask_storeu_ps(x.scales + at, rest, _mm512_setzero_ps());
+        _mm512_mask_storeu_ps(x.sums + at, rest, _mm512_setzero_ps());
+    }
+}
+
 // Rows [row, row_end) of M, from the first of a group, times panels.
 template <int64_t FORMAT>
 void multiply_panels(const Matrix& w, int64_t panel, int64_t panel_end, const QuantizedRows& x, int64_t M, int64_t row,

@@ -96,15 +96,18 @@ template <int64_t FORMAT, int R>
 __attribute__((noinline)) void vector_tile(const Matrix& w, int64_t panel, const QuantizedRows& x, int64_t row,
                                            float* y) {
     constexpr int64_t GROUP = QuantizedRows::GROUP;
+    constexpr int64_t SHARE = panel_layout(FORMAT, 2 * BLOCK).bytes / 2;  // of a block in the bytes of a panel
     const Panel p(w, panel);
     const int64_t blocks = w.K / BLOCK;
     const uint8_t *scales = p.scales, *quants = p.quants;
     fvec sums[R][VECTORS] = {};
     int64_t at = row / GROUP * blocks * GROUP + row % GROUP;
     for (int64_t b = 0; b < blocks; b++, at += GROUP) {
-        for (int64_t line = 0; line < p.layout.quant_step; line += 64) {
-            __builtin_prefetch(quants + STREAM_AHEAD + line);
-            __builtin_prefetch(quants + FAR_AHEAD + line, 0, SECOND_LEVEL);
+        const uint8_t* ahead = p.scales + b * SHARE;
+#pragma GCC unroll 9
+        for (int64_t line = 0; line < SHARE; line += 64) {
+            __builtin_prefetch(ahead + STREAM_AHEAD + line);
+            __builtin_prefetch(ahead + FAR_AHEAD + line, 0, SECOND_LEVEL);
         }
         add_block<FORMAT, R>(scales, quants, x, at, sums);
         scales += p.layout.scale_step;
