@@ -30,10 +30,11 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-# On both cores, and then, with nothing beside them, the tests of servers whose times are measured.
+# On both cores, and then, with nothing beside them, the tests of servers whose times are measured or whose
+# processes are killed.
 unit: install
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/end_to_end/alone
-	$(BIN)/pytest tests/end_to_end/alone
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/end_to_end/alone --ignore tests/chaos
+	$(BIN)/pytest tests/end_to_end/alone tests/chaos
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

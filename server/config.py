@@ -40,6 +40,10 @@ class ProcessConfig:
     step_timeout: float = field(
         default=120.0, metadata={"help": "seconds that one step of the engine may take before it counts as stuck"}
     )
+    fault_hooks: bool = field(
+        default=False,
+        metadata={"help": "for tests only: requests with the cache salt fault:crash, :kill, :stop or :hang do that"},
+    )
     log_level: Literal["debug", "info", "warning", "error"] = field(
         default="info", metadata={"help": "least severe log message that is shown"}
     )

@@ -27,6 +27,7 @@ from scheduler.scheduler import Scheduler
 from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
 from server.config import ServeConfig
+from server.faults import commit_fault
 from server.grammar.errors import GrammarError
 from server.grammar.matchers import Matchers
 from server.grammar.vocabulary import Vocabulary
@@ -56,10 +57,11 @@ class EngineLoop:
         matchers: Matchers,
         generation: int,
         on_pass: Callable[[], None],
+        on_request: Callable[[Request], None],
     ) -> None:
-        """`on_pass` is called whenever the loop comes round."""
+        """`on_pass` is called whenever the loop comes round, `on_request` before a request is taken."""
         self._socket, self._scheduler, self._executor, self._generation = socket, scheduler, executor, generation
-        self._on_pass = on_pass
+        self._on_pass, self._on_request = on_pass, on_request
         self._matchers = matchers
         self._refusals: list[wire.Event] = []
         self._last_publish = 0.0
@@ -121,6 +123,7 @@ class EngineLoop:
             leader=message.leader,
             images=unpack_images(message, pixels),
         )
+        self._on_request(request)
         if request.sampling.grammar is not None:
             self._matchers.prepare(request)
         else:
@@ -238,7 +241,8 @@ def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int, pul
     executor = load_executor(path, config.runtime, config.scheduler, progress)
     matchers = Matchers(partial(read_vocabulary, path, executor.info))
     scheduler = make_scheduler(config.scheduler, executor.info, matchers)
-    return EngineLoop(socket, scheduler, executor, matchers, generation, pulse.loop)
+    on_request = commit_fault if config.process.fault_hooks else lambda request: None
+    return EngineLoop(socket, scheduler, executor, matchers, generation, pulse.loop, on_request)
 
 
 def main() -> None:
