@@ -64,22 +64,25 @@ class ProcessChecker:
             return await self._ask(grammar)
 
     async def _ask(self, grammar: Grammar) -> Verdict:
-        try:
-            process = await self._started()
-        except GrammarError as error:
-            return Verdict(error=str(error))
-        try:
-            verdict = await _answer(process, pack(grammar), CHECK_SECONDS)
-        except TimeoutError:
-            await self._replace(process)
-            return Verdict(error=f"it takes more than {CHECK_SECONDS:g} s to compile")
-        except (OSError, EOFError):
-            await self._replace(process)
-            return Verdict(error="it is too complex to compile")
-        self._kept[grammar] = verdict
-        if len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
-        return verdict
+        """Twice where the process ends meanwhile: what ended it may have come before."""
+        for _ in range(2):
+            try:
+                process = await self._started()
+            except GrammarError as error:
+                return Verdict(error=str(error))
+            try:
+                verdict = await _answer(process, pack(grammar), CHECK_SECONDS)
+            except TimeoutError:
+                await self._replace(process)
+                return Verdict(error=f"it takes more than {CHECK_SECONDS:g} s to compile")
+            except (OSError, EOFError):
+                await self._replace(process)
+                continue
+            self._kept[grammar] = verdict
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+            return verdict
+        return Verdict(error="it is too complex to compile")
 
     async def _started(self) -> asyncio.subprocess.Process:
         """The process, ready. Raises Unavailable, GrammarError for a model that no grammar fits."""

@@ -16,12 +16,13 @@ LIMITS = LLParserLimits(
     max_items_in_row=2000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,
-    step_max_items=50_000,
+    step_max_items=5_000,
     max_lexer_states=20_000,
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""In the grammar library's units: some 20 ms for the first steps, 10 ms for a mask, 40 MB of states."""
+"""In the grammar library's units: some 20 ms for the first steps, 20 ms for a mask, 40 MB of states. A call of 128 tools
+takes 3 000 items; what an ambiguous grammar takes grows with the output, and its time with the cube of that."""
 
 
 class _Tokens:
@@ -66,9 +67,7 @@ def _readable(error: str) -> str:
     message = error.partition("\n   1 | ")[0].partition("\n<non-verbose/>")[0]
     if message in ("NoExtension", "NoExtensionBias"):
         return NOTHING_MATCHES
-    message = _REGEX_FAULT.sub(
-        lambda found: f"at character {len(found[1])} of a regular expression: {found[2]}", message
-    )
+    message = _REGEX_FAULT.sub(_regex_fault, message)
     return " ".join(_PLACE.sub(r"line \1, column \2:", message).split())
 
 
