@@ -135,7 +135,10 @@ async def _answer(process: asyncio.subprocess.Process, frame: bytes, seconds: fl
     """Raises TimeoutError; OSError or EOFError when the process has ended."""
     assert process.stdin is not None and process.stdout is not None, "made with pipes"
     async with asyncio.timeout(seconds):
-        process.stdin.write(frame)
+        try:
+            process.stdin.write(frame)
+        except RuntimeError as error:  # that is how uvloop says that the pipe is closed
+            raise EOFError(str(error)) from None
         await process.stdin.drain()
         length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
         return msgspec.msgpack.decode(await process.stdout.readexactly(length), type=Verdict)

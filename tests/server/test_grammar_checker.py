@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import pytest
+import uvloop
 
 from server.errors import ApiError, BadRequest, Overloaded, Unavailable
 from server.grammar import checker
@@ -18,10 +21,17 @@ GOOD = Grammar(kind="regex", text="a+", param="structured_outputs.regex")
 SLOW = Grammar(kind="json_schema", text='{"type":"integer","multipleOf":1234567}')
 RULES = "\n".join(f"a{index}: a{index + 1}" for index in range(6000))
 OVERFLOWING = Grammar(kind="grammar", text=f'start: a0\n{RULES}\na6000: "x"')
+Result = TypeVar("Result")
 
 
 def make_checker() -> ProcessChecker:
     return ProcessChecker(lambda: LocalChecker().vocabulary)
+
+
+def _run(session: Coroutine[Any, Any, Result]) -> Result:
+    """On the loop that the API process has, whose pipes fail in a way of their own."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(session)
 
 
 async def _error(process: ProcessChecker, grammar: Grammar) -> ApiError:
@@ -49,7 +59,7 @@ def test_what_takes_too_long_or_crashes_is_refused_and_others_go_on(monkeypatch:
         finally:
             await process.aclose()
 
-    asyncio.run(session())
+    _run(session())
 
 
 def test_verdicts_are_kept_and_requests_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +75,7 @@ def test_verdicts_are_kept_and_requests_may_leave(monkeypatch: pytest.MonkeyPatc
         finally:
             await process.aclose()
 
-    asyncio.run(session())
+    _run(session())
 
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +95,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             await process.aclose()
 
-    asyncio.run(session())
+    _run(session())
 
 
 async def _maybe_error(process: ProcessChecker, grammar: Grammar) -> str:
@@ -109,7 +119,7 @@ def test_a_killed_process_is_replaced_and_no_grammar_blamed() -> None:
         finally:
             await process.aclose()
 
-    asyncio.run(session())
+    _run(session())
 
 
 def test_what_keeps_it_from_starting_is_said() -> None:
@@ -125,7 +135,7 @@ def test_what_keeps_it_from_starting_is_said() -> None:
         assert (refused.status, refused.param) == (400, "structured_outputs.regex")
         assert refused.message.endswith("the model has no token that ends an output")
 
-    asyncio.run(session())
+    _run(session())
 
 
 def test_the_process_ends_with_whoever_started_it() -> None:
@@ -139,4 +149,4 @@ def test_the_process_ends_with_whoever_started_it() -> None:
         running.stdin.close()
         return await asyncio.wait_for(running.wait(), 5)
 
-    assert asyncio.run(session()) == 0
+    assert _run(session()) == 0
