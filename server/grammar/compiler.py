@@ -21,8 +21,8 @@ LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""In the grammar library's units: some 20 ms for the first steps, 20 ms for a mask, 40 MB of states. A call of 128 tools
-takes 3 000 items; what an ambiguous grammar takes grows with the output, and its time with the cube of that."""
+"""In the grammar library's units: some 20 ms for the first steps, 20 ms for a mask, 40 MB of states. Calls of 128 tools
+take 3 000 items; an ambiguous grammar takes more with every token, and time with the cube of their number."""
 
 
 class _Tokens:
