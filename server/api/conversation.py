@@ -13,7 +13,7 @@ from fastapi import Request
 from server.api.disconnect import while_connected
 from server.api.gateway import Gateway, admission_of, held_body_of, record_of
 from server.api.submit import Prepared, checked_grammar, salt_of, start
-from server.errors import BadRequest, DeadlineExceeded
+from server.errors import DeadlineExceeded
 from server.generation import Admission
 from server.images import PreparedImage
 from server.prompt.build import PromptBuilder
@@ -36,8 +36,6 @@ async def start_chat(request: Request, gateway: Gateway, body: ChatBody, *, drop
     form, wanted = gateway.forms.of(
         body.tool_use, body.grammar, is_reasoning=prompt.is_reasoning, shows_reasoning=shows_reasoning
     )
-    if wanted is not None and body.ignore_eos:
-        raise BadRequest("ignore_eos is not allowed with an output that has an end.", param="ignore_eos")
     grammar = await checked_grammar(gateway, wanted)
     body = body.model_copy(update={"messages": []})  # a stream may last, and images are megabytes
     held_body_of(request).release()
