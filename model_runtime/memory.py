@@ -48,14 +48,21 @@ def step_tokens(config: ModelConfig, scheduler: SchedulerConfig) -> int:
 def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
     """Peak of temporary tensors in a step of `tokens` tokens of which `rows` are sampled.
 
-    A layer holds the residual stream, its norm and a block's output, and what attention or the feed-forward block
-    takes; all through, the step's own table of rotations if the model has M-RoPE. The logits come when the layers are
-    done, with the last hidden states still there.
+    A layer holds the residual stream, its norm and a block's output, and what its blocks take; all through, the step's
+    own table of rotations if the model has M-RoPE. The logits come when the layers are done, with the last hidden
+    states still there.
     """
     table = config.rope.rotary_dim if config.rope.mrope_sections else 0
-    layer = tokens * (table + 3 * config.hidden_size + max(_attention_floats(config), _feed_forward_floats(config)))
+    layer = tokens * (table + 3 * config.hidden_size + _block_floats(config))
     head = tokens * config.hidden_size + rows * config.vocab_size * SAMPLER_FLOATS
     return FLOAT_BYTES * max(layer, head)
+
+
+def _block_floats(config: ModelConfig) -> int:
+    """Of a token, in the two blocks of a layer. The layer program has a place for each, since rows may be in different
+    ones; layers that run operation by operation have one block's at a time."""
+    blocks = _attention_floats(config), _feed_forward_floats(config)
+    return sum(blocks) if config.latent is None and config.experts is None else max(blocks)
 
 
 def _attention_floats(config: ModelConfig) -> int:
