@@ -58,7 +58,7 @@ def test_streams_go_on_when_the_engine_is_lost(own_server: Server, fault: signal
         own_server.wait_for(lambda: own_server.metrics()["generation_tokens_total"] > 180, 60, "output")
         first_engine = own_server.children()["engine"]
         first_engine.send_signal(fault)
-        own_server.wait_for(lambda: not own_server.is_ready(), 5, "unreadiness")
+        own_server.wait_for(lambda: not own_server.is_ready(), 20, "unreadiness")
         late = pool.submit(
             own_server.post, "/v1/completions", prompt="The capital of France is", max_tokens=3, temperature=0
         )
