@@ -123,7 +123,7 @@ CHATS = {
     "logprobs as a number": (_chat(logprobs=1), "logprobs"),
     "empty tools": (_chat(tools=[]), "tools"),
     "a grammar": (_chat(guided_json={}), "guided_json"),
-    "a response format": (_chat(response_format={"type": "sound"}), "response_format"),
+    "a response format": (_chat(response_format={"type": "sound"}), "response_format.type"),
 }
 TABLE = [
     *(("/v1/completions", name, *row) for name, row in (MALFORMED | COMPLETIONS).items()),

@@ -142,9 +142,13 @@ def test_logprobs_of_a_stream_spell_its_text(server: Server) -> None:
 
 def test_h25_constraints_that_are_not_honoured_are_not_ignored(server: Server) -> None:
     body = {"model": server.model, "messages": QUESTION, "max_tokens": 1}
-    for constraint in ({"guided_json": {"type": "object"}}, {"response_format": {"type": "sound"}}):
-        answer = server.http.post(CHAT, json=body | constraint)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, *constraint)
+    refused = {
+        "guided_json": ({"type": "object"}, "guided_json"),
+        "response_format": ({"type": "sound"}, "response_format.type"),
+    }
+    for name, (constraint, param) in refused.items():
+        answer = server.http.post(CHAT, json=body | {name: constraint})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 def test_h32_special_tokens_typed_by_users_are_text(server: Server) -> None:
