@@ -125,14 +125,22 @@ def test_a_client_that_leaves_takes_its_pictures_along(eyes: Server) -> None:
 
 
 def test_a_new_engine_is_given_the_pixels_that_the_old_one_had(eyes: Server) -> None:
-    messages = shows("Before and after ", picture(40))
-    expected, _ = ask(eyes, messages)
-    body = {"model": eyes.model, "messages": messages, "max_tokens": 3900, "ignore_eos": True, "stream": True}
-    with eyes.client() as other, other.stream("POST", "/v1/chat/completions", json=body) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        eyes.children()["engine"].kill()
-        *_, error, done = sse_events(lines)
-    assert "error" in error and done == {"done": True}
-    eyes.wait_for(lambda: "engine" in eyes.children() and eyes.is_ready(), 30, "readiness")
-    assert ask(eyes, messages)[0] == expected
+    body = {
+        "model": eyes.model,
+        "messages": shows("Before and after ", picture(40)),
+        "max_tokens": 2000,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    expected = eyes.http.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]["token_ids"]
+    with eyes.client() as other, other.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as stream:
+        chunks = sse_events(stream.iter_lines())
+        first = next(chunks)
+        lost = eyes.children()["engine"]
+        lost.kill()
+        *rest, done = chunks
+    token_ids = [token for chunk in (first, *rest) for token in chunk["choices"][0].get("token_ids", [])]
+    assert (token_ids, done) == (expected, {"done": True})
+    assert eyes.children()["engine"].pid != lost.pid
+    eyes.wait_for(eyes.is_idle, 10, "idleness")
