@@ -58,7 +58,7 @@ def token_event(seq: Sequence, sampled: RowLogprobs, row: int, count: int, num_d
     reason, stop_token = ending(seq)
     token_ids = (seq.tokens[-1],) if count == 1 else tuple(seq.tokens[-count:])
     if reason is None and not first and request.sampling.logprobs < 0:
-        return TokenEvent(request.seq_id, token_ids, num_drafts=num_drafts)  # nearly always, and in half the time
+        return TokenEvent(request.seq_id, token_ids, num_drafts)  # nearly always, and in half the time
     wants_logprobs = request.sampling.logprobs >= 0
     return TokenEvent(
         seq_id=request.seq_id,

@@ -1,8 +1,9 @@
 """Collects the sequences of one step into a StepPlan. Used by `Scheduler.plan`, engine process."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate, compress
+from operator import add, sub
 from typing import NamedTuple
 
 from scheduler.image_spans import add_rope_rows, add_span_rows
@@ -14,17 +15,21 @@ NO_DRAFTS = ints()
 
 
 class Planned(NamedTuple):
-    """What a step does for one sequence."""
+    """What a step does. Every list has an entry for each of its sequences."""
 
-    seq: Sequence
-    num_tokens: int
+    seqs: list[Sequence]
+    num_tokens: list[int]
     """Known tokens that are computed."""
-    drafts: "array[int]"
+    drafts: "list[array[int]]"
     """int32: guesses of the tokens that follow them, computed too."""
-    num_samples: int
+    num_samples: list[int]
     """Rows that are sampled: the last known token, if it is among them, and each draft."""
-    num_scored: int
+    num_scored: list[int]
     """Prompt rows that are scored."""
+
+    def by_sequence(self) -> "Iterator[tuple[Sequence, int, array[int], int, int]]":
+        """One entry of each list, sequence by sequence."""
+        return zip(self.seqs, self.num_tokens, self.drafts, self.num_samples, self.num_scored, strict=True)
 
 
 class PlanBuilder:
@@ -41,7 +46,6 @@ class PlanBuilder:
         self._seqs: list[Sequence] = []
         self._query_lens: list[int] = []
         self._drafts: list[array[int]] = []
-        self._have_drafts = False
         self.num_tokens = 0
         """Tokens of the step so far."""
 
@@ -52,11 +56,10 @@ class PlanBuilder:
         self._seqs.append(seq)
         self._query_lens.append(query_len)
         self._drafts.append(drafts)
-        self._have_drafts = self._have_drafts or len(drafts) > 0
         self.num_tokens += query_len
 
-    def build(self, step_id: int, encode: ImageJobs, drop_slots: "array[int]") -> tuple[StepPlan, list[Planned]]:
-        """The finished plan, and what it does in its order."""
+    def build(self, step_id: int, encode: ImageJobs, drop_slots: "array[int]") -> tuple[StepPlan, Planned]:
+        """The finished plan, and what it does."""
         seqs, query_lens = self._seqs, self._query_lens
         kv_lens = [seq.num_computed + num_tokens for seq, num_tokens in zip(seqs, query_lens, strict=True)]
         samples = [kv_len >= len(seq.tokens) for seq, kv_len in zip(seqs, kv_lens, strict=True)]
@@ -75,21 +78,22 @@ class PlanBuilder:
             encode=encode,
             images=self._span_rows(ends),
         )
-        num_tokens = [query_len - len(drafts) for query_len, drafts in zip(query_lens, self._drafts, strict=True)]
-        num_samples = [starts + len(drafts) for starts, drafts in zip(samples, self._drafts, strict=True)]
-        return plan, [*map(Planned, seqs, num_tokens, self._drafts, num_samples, num_scored)]
+        num_drafts = [*map(len, self._drafts)]
+        num_tokens, num_samples = [*map(sub, query_lens, num_drafts)], [*map(add, samples, num_drafts)]
+        return plan, Planned(seqs, num_tokens, self._drafts, num_samples, num_scored)
 
     def _token_ids(self, kv_lens: list[int]) -> "array[int]":
         token_ids = ints()
         for seq, kv_len, drafts in zip(self._seqs, kv_lens, self._drafts, strict=True):
             token_ids.extend(seq.tokens[seq.num_computed : kv_len])
-            token_ids.extend(drafts)
+            if drafts:
+                token_ids.extend(drafts)
         return token_ids
 
     def _sampled_rows(self, samples: list[bool], ends: list[int]) -> SampleRows:
         """The last known token of each sequence that samples, and the drafts that follow it."""
         seqs, last = [*compress(self._seqs, samples)], [*compress(ends, samples)]
-        if not self._have_drafts:
+        if not any(self._drafts):
             return self._sampled.of_step(seqs, [NO_DRAFTS] * len(seqs), ints([end - 1 for end in last]))
         rows = [
             (seq, drafts[:count], end - 1 - len(drafts) + count)

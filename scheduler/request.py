@@ -154,6 +154,8 @@ class TokenEvent(NamedTuple):
     seq_id: int
     token_ids: tuple[int, ...] = ()
     """In order; more than one where drafts held."""
+    num_drafts: int = 0
+    """Drafts that the step computed; all tokens but the last were drafts that held."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per token of token_ids when asked for, else empty."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -165,8 +167,6 @@ class TokenEvent(NamedTuple):
     """The member of stop_token_ids that ended the sequence (not set for end-of-sequence tokens)."""
     message: str = ""
     """What went wrong, for ERROR and TIMEOUT."""
-    num_drafts: int = 0
-    """Drafts that the step computed; all tokens but the last were drafts that held."""
 
 
 class SchedulerError(Exception):

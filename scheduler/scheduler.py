@@ -5,6 +5,7 @@ may come at any time between. No phases: a sequence has known tokens and compute
 and a sequence whose last known token is computed samples the next one.
 """
 
+from array import array
 from bisect import insort
 from math import inf
 
@@ -55,7 +56,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._sampled = SampledRows(masks)
         self._speculation = Speculation(drafter) if drafter else make_speculation(config, draft_cost, masks)
-        self._planned: list[Planned] = []
+        self._planned: Planned | None = None
         self._step_id = self._next_arrival = self._live_prompt_tokens = 0
         self._earliest_deadline = inf
         self._events: list[TokenEvent] = []
@@ -94,7 +95,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing to compute."""
-        assert not self._planned, f"step {self._step_id} was planned and not committed"
+        assert self._planned is None, f"step {self._step_id} was planned and not committed"
         self._expire(now)
         config = self._config
         decodes, prompts = policy.split_prompts(self._running)
@@ -128,19 +129,19 @@ class Scheduler:
         assert result.step_id == self._step_id, f"result of step {result.step_id}, planned was {self._step_id}"
         if self._speculation.take_drafts(result):
             return
-        assert self._planned, "a result without a plan"
-        planned, self._planned = self._planned, []
-        num_samples = sum(step.num_samples for step in planned)
+        planned, self._planned = self._planned, None
+        assert planned is not None, "a result without a plan"
+        num_samples = sum(planned.num_samples)
         assert len(result.token_ids) == num_samples, f"{len(result.token_ids)} tokens for {num_samples} rows"
         self._end_without_images(self._images.finish_jobs(result.failed_slots))
         row = score_row = 0
-        for step in planned:
-            seq, num_scored = step.seq, step.num_scored
+        for seq, num_tokens, drafts, samples, scored in planned.by_sequence():
             if seq.status is Status.RUNNING:
-                seq.prompt_scores += [logprob_at(result.scored, score_row + index) for index in range(num_scored)]
-                self._advance(step, result, row)
-            row += step.num_samples
-            score_row += num_scored
+                if scored:
+                    seq.prompt_scores += [logprob_at(result.scored, score_row + index) for index in range(scored)]
+                self._advance(seq, num_tokens, drafts, result, row if samples else None)
+            row += samples
+            score_row += scored
         self._expire(now)
 
     def take_events(self) -> list[TokenEvent]:
@@ -235,13 +236,14 @@ class Scheduler:
         insort(self._running, seq, key=policy.rank)
         return True
 
-    def _advance(self, step: Planned, result: StepResult, row: int) -> None:
+    def _advance(
+        self, seq: Sequence, num_tokens: int, drafts: "array[int]", result: StepResult, row: int | None
+    ) -> None:
         """Account for what a step did for one sequence, whose sampled rows, if any, are the result's from `row` on."""
-        seq, drafts = step.seq, step.drafts
-        seq.num_computed += step.num_tokens
+        seq.num_computed += num_tokens
         if seq.image_end:
             self._images.advance(seq)
-        if not step.num_samples:
+        if row is None:
             self._kv.register(seq)
             return
         count, failed = take_tokens(seq, result.token_ids, row, drafts)
@@ -255,7 +257,9 @@ class Scheduler:
         """The sequence has `count` new tokens, of which all but the last were drafts."""
         seq.num_computed = len(seq.tokens) - 1
         self._kv.register(seq)
-        self._counters.add_output(count, seq.num_prompt if seq.num_outputs == count else 0)
+        self._counters.generation_tokens += count
+        if seq.num_outputs == count:
+            self._counters.prompt_tokens += seq.num_prompt
         if event.num_drafts:
             self._kv.trim(seq)
             self._speculation.count(event)

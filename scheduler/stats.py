@@ -80,8 +80,3 @@ class Counters:
         """A sequence looked for its prompt in the prefix cache when it first ran."""
         self.prefix_queries += queries
         self.prefix_hits += hits
-
-    def add_output(self, num_tokens: int, num_prompt: int) -> None:
-        """A sequence produced `num_tokens`, the first of them after `num_prompt` that were not counted yet."""
-        self.generation_tokens += num_tokens
-        self.prompt_tokens += num_prompt
