@@ -6,6 +6,7 @@ from typing import Any
 from server.errors import BadRequest
 from server.messages.blocks import chat_messages
 from server.schema.messages import CountTokensBody, MessagesBody, ToolChoice
+from server.schema.reasoning import SWITCHES
 
 NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -15,8 +16,6 @@ NAMES = {
     "thinking_token_budget": "thinking.budget_tokens",
 }
 """Chat parameter -> where the client has given it."""
-_SWITCHES = ("enable_thinking", "thinking")
-"""What chat templates call it."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -33,7 +32,7 @@ def to_chat(body: CountTokensBody) -> dict[str, Any]:
         "reasoning_effort": config and config.effort,
         "response_format": config and config.format and _response_format(config.format),
         "thinking_token_budget": body.thinking and body.thinking.budget_tokens,
-        "chat_template_kwargs": body.thinking and dict.fromkeys(_SWITCHES, body.thinking.type != "disabled"),
+        "chat_template_kwargs": body.thinking and dict.fromkeys(SWITCHES, body.thinking.type != "disabled"),
         "continue_final_message": _begins_the_answer(messages[-1]) or None if messages else None,
     }
     if isinstance(body, MessagesBody):

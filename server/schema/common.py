@@ -5,6 +5,8 @@ number, NaN and infinity are nothing. `null` means omitted.
 """
 
 import re
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
@@ -77,6 +79,12 @@ class RequestBody(BaseModel):
     def unhonoured(self) -> dict[str, object]:
         """Parameters that are accepted and change nothing."""
         return {}
+
+    def refuse(self, names: Sequence[str]) -> None:
+        """Raises BadRequest where one of these parameters is given, which the schema does not declare."""
+        for name in names:
+            if (self.model_extra or {}).get(name) is not None:
+                raise BadRequest(f"{name} is not supported.", param=name)
 
 
 class SamplingFields(BaseModel):
@@ -152,9 +160,9 @@ class GenerationBody(SamplingFields, RequestBody):
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
+    @abstractmethod
     def logprob_count(self) -> int:
         """-1 none, else how many alternatives are reported beside the chosen token."""
-        raise NotImplementedError
 
     @property
     def num_prompts(self) -> int:

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from server.errors import BadRequest
 from server.schema.common import INT32_MAX, MAX_STOP_STRINGS, RequestBody, StopString
-from server.schema.nesting import bounded_depth
+from server.schema.nesting import JsonObject, bounded_depth
 
 REFUSED = ("container", "context_management", "mcp_servers")
 """What Anthropic has and this server does not: ignoring it would change the answer."""
@@ -24,7 +23,6 @@ Blocks = Annotated[
     Discriminator(_content_kind),
     AfterValidator(bounded_depth),
 ]
-Object = Annotated[dict[str, Any], AfterValidator(bounded_depth)]
 
 
 class AnthropicMessage(BaseModel):
@@ -61,7 +59,7 @@ class OutputConfig(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     effort: str | None = Field(default=None, max_length=64)
-    format: Object | None = None
+    format: JsonObject | None = None
 
 
 class CountTokensBody(RequestBody):
@@ -70,16 +68,14 @@ class CountTokensBody(RequestBody):
     model: str = Field(min_length=1, max_length=256)
     messages: list[AnthropicMessage] = Field(min_length=1, fail_fast=True)
     system: Blocks | None = None
-    tools: list[Object] | None = Field(default=None, fail_fast=True)
+    tools: list[JsonObject] | None = Field(default=None, fail_fast=True)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
     def check_together(self) -> None:
         """Rules over several fields. Raises BadRequest."""
-        for name in REFUSED:
-            if (self.model_extra or {}).get(name) is not None:
-                raise BadRequest(f"{name} is not supported.", param=name)
+        self.refuse(REFUSED)
 
 
 class MessagesBody(CountTokensBody):

@@ -1,6 +1,8 @@
 """How deep the JSON that clients send as it is may be nested. Used by the schemas beside it; API process. Pure."""
 
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator
 
 MAX_DEPTH = 100
 
@@ -15,6 +17,10 @@ def bounded_depth(value: T) -> T:
     if level:
         raise ValueError(f"must not be nested more than {MAX_DEPTH} levels deep")
     return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(bounded_depth)]
+"""A field that holds one."""
 
 
 def _containers(values: list[object]) -> list[object]:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from server.schema.common import INT32_MAX
 
-_SWITCHES = ("enable_thinking", "thinking")
+SWITCHES = ("enable_thinking", "thinking")
 """What templates call a variable without which the model does not reason, where it is false."""
 
 
@@ -23,7 +23,7 @@ class ReasoningFields(BaseModel):
         if self.reasoning_effort is not None and "reasoning_effort" in known:
             variables["reasoning_effort"] = self.reasoning_effort
         if self.reasoning_effort == "none":
-            variables |= dict.fromkeys(known.intersection(_SWITCHES), False)
+            variables |= dict.fromkeys(known.intersection(SWITCHES), False)
         if self.thinking_token_budget is not None and "thinking_budget" in known:
             variables["thinking_budget"] = self.thinking_token_budget
         return variables

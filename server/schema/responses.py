@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from server.errors import BadRequest
 from server.schema.chat import MAX_TOP_LOGPROBS
 from server.schema.common import INT32_MAX, RequestBody, SamplingFields
-from server.schema.nesting import bounded_depth
+from server.schema.nesting import JsonObject, bounded_depth
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (INCLUDE_LOGPROBS, "reasoning.encrypted_content")
@@ -26,7 +26,6 @@ Input = Annotated[
     Discriminator(_input_kind),
     AfterValidator(bounded_depth),
 ]
-Object = Annotated[dict[str, Any], AfterValidator(bounded_depth)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
@@ -38,7 +37,7 @@ class TextConfig(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    format: Object | None = None
+    format: JsonObject | None = None
 
 
 class Reasoning(BaseModel):
@@ -64,7 +63,7 @@ class CountBody(SamplingFields, RequestBody):
     input: Input | None = Field(default=None, description="a text, or a list of items; optional after another response")
     instructions: str | None = None
     previous_response_id: str | None = Field(default=None, min_length=1, max_length=128)
-    tools: list[Object] | None = Field(default=None, fail_fast=True)
+    tools: list[JsonObject] | None = Field(default=None, fail_fast=True)
     tool_choice: Annotated[str | dict[str, Any] | None, AfterValidator(bounded_depth)] = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -77,9 +76,7 @@ class CountBody(SamplingFields, RequestBody):
         """Rules over several fields. Raises BadRequest."""
         if self.input is None and self.previous_response_id is None:
             raise BadRequest("input: a value is required", param="input")
-        for name in REFUSED:
-            if (self.model_extra or {}).get(name) is not None:
-                raise BadRequest(f"{name} is not supported.", param=name)
+        self.refuse(REFUSED)
 
 
 class ResponsesBody(CountBody):

@@ -12,6 +12,7 @@ from server.grammar.grammar import Grammar, Kind
 MAX_CHOICES = 1024
 MAX_STRUCTURES = 128
 _FORMAT, _STRUCTURED = "response_format", "structured_outputs"
+_SCHEMA_PARAM = f"{_FORMAT}.json_schema.schema"
 JsonSchema = dict[str, Any]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -50,9 +51,6 @@ class ResponseFormat(BaseModel):
             return Grammar(kind="json_object", param=_FORMAT)
         schema = self.json_schema.json_schema
         return Grammar(kind="json_schema", text=_dumps({} if schema is None else schema), param=_SCHEMA_PARAM)
-
-
-_SCHEMA_PARAM = f"{_FORMAT}.json_schema.schema"
 
 
 class Structure(BaseModel):

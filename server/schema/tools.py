@@ -6,10 +6,10 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from server.errors import BadRequest
-from server.schema.nesting import bounded_depth
+from server.schema.nesting import JsonObject
 from server.tools.use import ToolUse
 
 MAX_TOOLS = 128
@@ -24,7 +24,7 @@ class Function(BaseModel):
 
     name: FunctionName
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(bounded_depth)] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = Field(
         default=None,
         description="arguments follow the schema; always so where a call is forced, and with all tools if with one",

@@ -1,6 +1,6 @@
 """Parameters that the schemas do not declare: which are harmless, which are refused, and which are named as ignored.
 
-Used by `server/api/body.py`; API process.
+Used by `server/api`, and through it for every body; API process.
 """
 
 import re
