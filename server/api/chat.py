@@ -97,12 +97,7 @@ class ChatRenderer(OpenAIStream):
     async def document(self, generation: Generation) -> dict[str, object]:
         """The plain JSON answer."""
         results = await collect(generation)
-        document: dict[str, object] = {
-            "id": self._head.id,
-            "object": "chat.completion",
-            "created": self._head.created,
-            "model": self._head.model,
-            "system_fingerprint": None,
+        document = self._head.fields("chat.completion") | {
             "choices": [self._choice(index, result) for index, result in enumerate(results)],
             "usage": usage_document(generation.usage()),
         }

@@ -103,12 +103,7 @@ class CompletionRenderer(OpenAIStream):
     async def document(self, generation: Generation) -> dict[str, object]:
         """The plain JSON answer."""
         results = await collect(generation)
-        return {
-            "id": self._head.id,
-            "object": "text_completion",
-            "created": self._head.created,
-            "model": self._head.model,
-            "system_fingerprint": None,
+        return self._head.fields("text_completion") | {
             "choices": [self._choice(index, result, generation) for index, result in enumerate(results)],
             "usage": usage_document(generation.usage()),
         }

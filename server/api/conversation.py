@@ -28,8 +28,6 @@ from server.stream import Generation
 
 async def start_chat(request: Request, gateway: Gateway, body: ChatBody, *, drop_oldest: bool = False) -> Generation:
     """The answer to a conversation begins; with `drop_oldest`, to as many of its last turns as fit. Raises ApiError."""
-    body.check_together(gateway.config.max_sequences_per_request)
-    gateway.check_model(body.model)
     admission = admission_of(request)
     prompt = await prompt_of_chat(request, gateway, body, admission, drop_oldest=drop_oldest)
     shows_reasoning = body.include_reasoning is not False
@@ -50,38 +48,37 @@ def unhonoured_by_model(gateway: Gateway, body: ChatBody) -> dict[str, object]:
     if gateway.prompts.reasoning is None and body.reasoning_effort == "none":
         unhonoured.pop("reasoning_effort", None)
     use = body.tool_use
-    if use is not None and use.strict and use.mode == "auto" and body.grammar is None:
-        return unhonoured if gateway.forms.follows_schemas else unhonoured | {"tools.function.strict": True}
+    is_strict = use is not None and use.strict and use.mode == "auto" and body.grammar is None
+    if is_strict and not gateway.forms.follows_schemas:
+        unhonoured["tools.function.strict"] = True
     return unhonoured
 
 
 async def prompt_of_chat(
     request: Request, gateway: Gateway, body: ChatBody, admission: Admission | None, *, drop_oldest: bool = False
 ) -> ChatPrompt:
-    """The prompt of a chat request. Raises ApiError."""
+    """The prompt of a chat request, which is checked first. Raises ApiError."""
+    body.check_together(gateway.config.max_sequences_per_request)
+    gateway.check_model(body.model)
     limit = gateway.engine.info.max_model_len
-    options = options_of(
-        body,
-        add_special_tokens=bool(body.add_special_tokens),
-        kept=keep_last(body.truncate_prompt_tokens, limit, body.token_limit),
+    options = options_of(body, add_special_tokens=bool(body.add_special_tokens))
+    options = replace(
+        options,
+        variables=body.reasoning_variables(gateway.prompts.variables) | dict(options.variables),
+        tools=body.shown_tools,
+        keep_last=keep_last(body.truncate_prompt_tokens, limit, body.token_limit),
         drop_oldest=drop_oldest,
     )
-    variables = body.reasoning_variables(gateway.prompts.variables) | dict(options.variables)
-    options = replace(options, variables=variables, tools=body.shown_tools)
     return await prompt_of(request, gateway, body.messages, admission, options, cache_salt=salt_of(body))
 
 
-def options_of(
-    body: TemplateFields, *, add_special_tokens: bool, kept: int | None = None, drop_oldest: bool = False
-) -> ChatOptions:
-    """How the messages become a prompt, `kept` being the number of tokens that stay of it."""
+def options_of(body: TemplateFields, *, add_special_tokens: bool) -> ChatOptions:
+    """What the fields say about how messages become a prompt."""
     return ChatOptions(
         add_generation_prompt=body.ends_with_answer,
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=add_special_tokens,
         variables=body.chat_template_kwargs or {},
-        keep_last=kept,
-        drop_oldest=drop_oldest,
     )
 
 

@@ -1,19 +1,21 @@
-"""What the renderers of both APIs share: usage, whole results, and chunks cut from a template. Used by `server/api`.
+"""What the renderers of all APIs share: JSON, events, usage, whole results, and chunks cut from a template.
 
-A chunk is a constant head with a few spliced values: building and serializing a model for each token costs many times
-more. API process.
+Used by the generation routes; API process. A chunk is a constant head with a few spliced values: building and
+serializing a model for each token costs many times more.
 """
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
+from starlette.responses import Response
 
 from server.choice import TextToken
 from server.errors import ApiError
 from server.schema.common import GenerationBody
+from server.schema.unknown import ignored_header
 from server.stream import Generation, Usage
 from server.tools.calls import CallPart
 
@@ -31,6 +33,16 @@ def to_json(value: object) -> bytes:
     return encoded
 
 
+def json_response(document: dict[str, object], ignored: list[str]) -> Response:
+    """A plain answer; `ignored` are the names of parameters that had no effect."""
+    return Response(to_json(document), media_type="application/json", headers=ignored_header(ignored))
+
+
+def named_event(kind: str, fields: dict[str, Any]) -> bytes:
+    """A server-sent event with a name, which its document has as its type."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json({"type": kind} | fields))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """The fields that all chunks of an answer, or the answer itself, begin with."""
@@ -39,6 +51,16 @@ class Head:
     created: int
     model: str
     """As the client called it."""
+
+    def fields(self, kind: str) -> dict[str, object]:
+        """As they are written, in an answer that is an object of that kind."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": None,
+        }
 
 
 @dataclass(slots=True)
@@ -144,8 +166,7 @@ class ChunkTemplate:
     """The constant parts of the chunks of one stream."""
 
     def __init__(self, object_name: str, head: Head, body: GenerationBody) -> None:
-        fields = {"id": head.id, "object": object_name, "created": head.created, "model": head.model}
-        self._start = b"data: " + to_json(fields)[:-1] + b',"system_fingerprint":null'
+        self._start = b"data: " + to_json(head.fields(object_name))[:-1]
         self._usage_field = b',"usage":null' if body.include_usage else b""
         self._is_continuous = body.continuous_usage
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from scheduler.request import NO_IMAGES, OutputGrammar, PromptImages, SamplingParams
 from server.api.disconnect import while_connected
 from server.api.gateway import Gateway, record_of
-from server.api.render import Renderer, to_json
+from server.api.render import Renderer, json_response
 from server.api.sse import EventStream
 from server.choice import Prompt
 from server.errors import BadRequest
@@ -58,7 +58,7 @@ def start(
     record.request_id = body.request_id or record.request_id
     if body.ignore_eos and grammar is not None:
         raise BadRequest("ignore_eos is not allowed where the output has a form, which ends.", param="ignore_eos")
-    sampling = replace(_sampling(gateway, body), grammar=grammar)
+    sampling = _sampling(gateway, body, grammar)
     made = [_prompt(gateway, body, sampling, prompt) for prompt in prompts]
     streams = gateway.engine.submit([prompt.request for prompt in made], admission)
     record.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
@@ -99,7 +99,7 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _sampling(gateway: Gateway, body: GenerationBody) -> SamplingParams:
+def _sampling(gateway: Gateway, body: GenerationBody, grammar: OutputGrammar | None) -> SamplingParams:
     """What all prompts of the request have in common. Raises BadRequest for token ids outside the vocabulary."""
     tokenizer = gateway.tokenizer
     return SamplingParams(
@@ -117,6 +117,7 @@ def _sampling(gateway: Gateway, body: GenerationBody) -> SamplingParams:
         logit_bias=logit_bias(tokenizer, body.logit_bias or {}),
         bad_words=bad_words(tokenizer, body.bad_words or []),
         logprobs=body.logprob_count,
+        grammar=grammar,
     )
 
 
@@ -125,13 +126,12 @@ async def answer(
 ) -> Response:
     """The HTTP answer; cancels the generation as soon as the client is gone. Raises ApiError."""
     record = record_of(request)
-    headers = ignored_header(ignored)
     if stream:
-        return EventStream(generation, renderer, record, headers)
+        return EventStream(generation, renderer, record, ignored_header(ignored))
     try:
         document = await while_connected(request.receive, record, renderer.document(generation))
     finally:
         generation.close()
         renderer.close()
         record.completion_tokens = generation.usage().completion_tokens
-    return Response(to_json(document), media_type="application/json", headers=headers)
+    return json_response(document, ignored)

@@ -12,22 +12,17 @@ from server.api.body import read_body
 from server.api.conversation import options_of, prompt_of, prompt_of_chat
 from server.api.gateway import Gateway, gateway_of
 from server.api.openapi import describe
-from server.api.render import to_json
+from server.api.render import json_response
 from server.errors import context_overflow
 from server.prompt.build import check_ids
 from server.schema.chat import ChatBody
 from server.schema.tokens import DetokenizeBody, TokenizeBody
-from server.schema.unknown import ignored_header
 
 router = APIRouter()
 
 
 def _or_true(value: bool | None) -> bool:
     return value is None or value
-
-
-def _json(document: dict[str, object], ignored: list[str]) -> Response:
-    return Response(to_json(document), media_type="application/json", headers=ignored_header(ignored))
 
 
 @router.post("/tokenize", openapi_extra=describe(TokenizeBody))
@@ -45,7 +40,7 @@ async def tokenize(request: Request) -> Response:
         "tokens": ids,
         "token_strs": [gateway.tokenizer.token_text(id) for id in ids] if body.return_token_strs else None,
     }
-    return _json(document, ignored)
+    return json_response(document, ignored)
 
 
 async def _ids(request: Request, gateway: Gateway, body: TokenizeBody) -> list[int]:
@@ -65,10 +60,8 @@ async def input_tokens(request: Request) -> Response:
     """How many tokens the prompt of a chat request has, images included."""
     gateway = gateway_of(request)
     body, ignored = await read_body(request, gateway, ChatBody)
-    body.check_together(gateway.config.max_sequences_per_request)
-    gateway.check_model(body.model)
     prompt = await prompt_of_chat(request, gateway, body, None)
-    return _json(count_document(len(prompt.ids)), ignored)
+    return json_response(count_document(len(prompt.ids)), ignored)
 
 
 def count_document(count: int) -> dict[str, object]:
@@ -85,4 +78,4 @@ async def detokenize(request: Request) -> Response:
         gateway.check_model(body.model)
     check_ids(gateway.tokenizer, body.tokens, "tokens")
     text = await asyncio.to_thread(gateway.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return _json({"prompt": text}, ignored)
+    return json_response({"prompt": text}, ignored)

@@ -6,17 +6,13 @@ from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
-from server.api.render import collect, to_json
+from server.api.render import collect, named_event
 from server.choice import Delta
 from server.dialect import anthropic_error
 from server.errors import ApiError
 from server.schema.messages import MessagesBody
 from server.stream import Generation, Usage
 from server.tools.calls import CallPart
-
-
-def _event(kind: str, fields: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json({"type": kind} | fields))
 
 
 def _usage(usage: Usage) -> dict[str, int]:
@@ -46,13 +42,13 @@ class MessageRenderer:
                 if not begun:
                     begun = True
                     message = self._message([], generation) | {"stop_reason": None, "stop_sequence": None}
-                    yield _event("message_start", {"message": message}) + _event("ping", {})
+                    yield named_event("message_start", {"message": message}) + named_event("ping", {})
                 yield b"".join(self._blocks.push(delta))
                 if delta.finish_reason is not None:
                     end = self._end(delta.finish_reason, delta.stop_reason, generation)
                     yield b"".join(self._blocks.end())
-                    yield _event("message_delta", {"delta": end, "usage": _usage(generation.usage())})
-        yield _event("message_stop", {})
+                    yield named_event("message_delta", {"delta": end, "usage": _usage(generation.usage())})
+        yield named_event("message_stop", {})
 
     async def document(self, generation: Generation) -> dict[str, object]:
         """The plain JSON answer."""
@@ -69,7 +65,7 @@ class MessageRenderer:
 
     def failure(self, error: ApiError) -> bytes:
         """The event that tells of an error in mid-stream."""
-        return b"event: error\ndata: %b\n\n" % to_json(anthropic_error(error, self._request_id))
+        return named_event("error", anthropic_error(error, self._request_id))
 
     def close(self) -> None:
         """Nothing is left to do."""
@@ -130,7 +126,7 @@ class _Blocks:
         if self._kind == "thinking":
             yield self._delta({"type": "signature_delta", "signature": ""})
         if self._kind is not None:
-            yield _event("content_block_stop", {"index": self._index})
+            yield named_event("content_block_stop", {"index": self._index})
         self._kind = None
 
     def _push_call(self, part: CallPart) -> Iterator[bytes]:
@@ -147,7 +143,7 @@ class _Blocks:
         yield from self.end()
         self._kind = kind
         self._index += 1
-        yield _event("content_block_start", {"index": self._index, "content_block": {"type": kind} | fields})
+        yield named_event("content_block_start", {"index": self._index, "content_block": {"type": kind} | fields})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event("content_block_delta", {"index": self._index, "delta": delta})
+        return named_event("content_block_delta", {"index": self._index, "delta": delta})

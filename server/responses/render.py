@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from server.api.logprobs import TokenNaming, chat_entries
-from server.api.render import to_json
+from server.api.render import named_event
 from server.choice import Delta
 from server.errors import ApiError, InternalError
 from server.responses.document import completed, failed
@@ -79,8 +79,6 @@ class ResponseRenderer:
     def _encoded(self, events: Iterable[Event]) -> bytes:
         chunks = []
         for name, fields in events:
-            kind = f"response.{name}"
-            document = {"type": kind, "sequence_number": self._sequence_number} | fields
+            chunks.append(named_event(f"response.{name}", {"sequence_number": self._sequence_number} | fields))
             self._sequence_number += 1
-            chunks.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json(document)))
         return b"".join(chunks)

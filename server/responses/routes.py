@@ -1,6 +1,7 @@
 """/v1/responses: OpenAI's Responses API, translated into chat requests. API process; installed by `server/app.py`."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -10,7 +11,7 @@ from server.api.conversation import prompt_of_chat, start_chat
 from server.api.gateway import Gateway, gateway_of, tenant_of
 from server.api.logprobs import TokenNaming
 from server.api.openapi import describe
-from server.api.render import to_json
+from server.api.render import json_response
 from server.api.submit import answer
 from server.api.tokens import count_document
 from server.api.translated import checked_chat, errors_about, refuse_chat_parameters
@@ -22,17 +23,15 @@ from server.responses.keeper import Keeper
 from server.responses.listing import listing
 from server.responses.render import ResponseRenderer
 from server.responses.translate import NAMES, to_chat
+from server.schema.chat import ChatBody
 from server.schema.responses import CountBody, ResponsesBody
-from server.schema.unknown import ignored_header
 from server.stream import Generation
 
 PATH = "/v1/responses"
 ONE = PATH + "/{response_id}"
 router = APIRouter()
 
-
-def _json(document: dict[str, object], ignored: list[str]) -> Response:
-    return Response(to_json(document), media_type="application/json", headers=ignored_header(ignored))
+Body = TypeVar("Body", bound=CountBody)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,7 @@ async def create(request: Request) -> Response:
         assert keeper.stored is not None, "what is made in the background is kept"
         keeper.is_known = True
         keeper.stored.work = BackgroundWork(started.generation, started.renderer)
-        return _json(keeper.document, started.ignored)
+        return json_response(keeper.document, started.ignored)
     return await answer(
         request, started.generation, started.renderer, stream=started.is_stream, ignored=started.ignored
     )
@@ -64,12 +63,8 @@ async def create(request: Request) -> Response:
 
 async def _start(request: Request) -> _Started:
     gateway = gateway_of(request)
-    body, ignored = await read_body(request, gateway, ResponsesBody)
-    refuse_chat_parameters(body)
-    body.check_together()
-    items, first = _conversation(request, gateway, body)
+    body, items, chat, ignored = await _read(request, gateway, ResponsesBody)
     with errors_about(NAMES):
-        chat, more = checked_chat(gateway, to_chat(body, items, first=first), NAMES)
         keeper = Keeper(gateway.responses if body.keeps else None, tenant_of(request), new_response(body), items)
         naming = TokenNaming(gateway.tokenizer, as_ids=False)
         renderer = ResponseRenderer(keeper, naming, wants_logprobs=body.wants_logprobs)
@@ -84,8 +79,19 @@ async def _start(request: Request) -> _Started:
         keeper=keeper,
         is_stream=bool(body.stream),
         is_background=bool(body.background),
-        ignored=sorted({*ignored, *more}),
+        ignored=ignored,
     )
+
+
+async def _read(request: Request, gateway: Gateway, schema: type[Body]) -> tuple[Body, list[Item], ChatBody, list[str]]:
+    """(the body, all items of the conversation, the chat request, names of ignored parameters). Raises ApiError."""
+    body, ignored = await read_body(request, gateway, schema)
+    refuse_chat_parameters(body)
+    body.check_together()
+    items, first = _conversation(request, gateway, body)
+    with errors_about(NAMES):
+        chat, more = checked_chat(gateway, to_chat(body, items, first=first), NAMES)
+    return body, items, chat, sorted({*ignored, *more})
 
 
 def _conversation(request: Request, gateway: Gateway, body: CountBody) -> tuple[list[Item], int]:
@@ -105,16 +111,10 @@ def _conversation(request: Request, gateway: Gateway, body: CountBody) -> tuple[
 async def input_tokens(request: Request) -> Response:
     """How many tokens the prompt of a response would have, images included."""
     gateway = gateway_of(request)
-    body, ignored = await read_body(request, gateway, CountBody)
-    refuse_chat_parameters(body)
-    body.check_together()
-    items, first = _conversation(request, gateway, body)
+    body, _, chat, ignored = await _read(request, gateway, CountBody)
     with errors_about(NAMES):
-        chat, more = checked_chat(gateway, to_chat(body, items, first=first), NAMES)
-        chat.check_together(gateway.config.max_sequences_per_request)
-        gateway.check_model(chat.model)
         prompt = await prompt_of_chat(request, gateway, chat, None, drop_oldest=body.truncation == "auto")
-    return _json(count_document(len(prompt.ids)), sorted({*ignored, *more}))
+    return json_response(count_document(len(prompt.ids)), ignored)
 
 
 @router.get(ONE)
@@ -123,14 +123,14 @@ async def retrieve(request: Request, response_id: str) -> Response:
     if request.query_params.get("stream", "false") not in ("false", "0"):
         raise BadRequest("A kept response is not streamed.", param="stream")
     stored = gateway_of(request).responses.get(tenant_of(request), response_id)
-    return _json(stored.document, [])
+    return json_response(stored.document, [])
 
 
 @router.delete(ONE)
 async def delete(request: Request, response_id: str) -> Response:
     """Keep it no longer."""
     gateway_of(request).responses.delete(tenant_of(request), response_id)
-    return _json({"id": response_id, "object": "response", "deleted": True}, [])
+    return json_response({"id": response_id, "object": "response", "deleted": True}, [])
 
 
 @router.post(ONE + "/cancel")
@@ -140,11 +140,11 @@ async def cancel(request: Request, response_id: str) -> Response:
     if stored.work is None:
         raise BadRequest("Only responses created with background=true can be cancelled.", param="response_id")
     await stored.work.cancel()
-    return _json(stored.document, [])
+    return json_response(stored.document, [])
 
 
 @router.get(ONE + "/input_items")
 async def list_input_items(request: Request, response_id: str) -> Response:
     """What the response answers, earlier turns included."""
     stored = gateway_of(request).responses.get(tenant_of(request), response_id)
-    return _json(listing(stored.items, request.query_params), [])
+    return json_response(listing(stored.items, request.query_params), [])
