@@ -15,6 +15,8 @@ from server.middleware import error_response_messages
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/health/progress")
 """Probes carry no keys."""
+ANYBODY = b""
+"""The tenant of everybody, where no keys are configured."""
 
 
 def _digest(key: str) -> bytes:
@@ -22,13 +24,9 @@ def _digest(key: str) -> bytes:
 
 
 def _key_in(headers: Headers) -> str:
-    """ "" where there is none."""
+    """The key that the request comes with, or an empty string."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" and key.strip() else headers.get("x-api-key", "")
-
-
-ANYBODY = b""
-"""The tenant of everybody, where no keys are configured."""
 
 
 class Authentication:

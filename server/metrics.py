@@ -81,14 +81,10 @@ class EngineCollector:
             "encoder_cache_usage_perc", "share of the encoder cache's memory that is filled, 0 to 1", share
         )
         for field, (name, text) in _ENGINE_COUNTERS.items():
-            counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
             seen = getattr(self._last, field) if self._last else 0
-            counter.add_metric([self._model_name], self._base[field] + seen)
-            yield counter
+            yield self._counter(name, text, self._base[field] + seen)
         for field, (name, text) in _RECOVERY_COUNTERS.items():
-            counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
-            counter.add_metric([self._model_name], getattr(self._engine.recovery, field))
-            yield counter
+            yield self._counter(name, text, getattr(self._engine.recovery, field))
         yield self._accepted_per_position()
 
     def _accepted_per_position(self) -> Metric:
@@ -107,6 +103,11 @@ class EngineCollector:
         """0 for a model without images."""
         size = self._engine.info.encoder_cache_bytes if stats else 0
         return stats.encoder_bytes / size if stats and size else 0.0
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
+        counter.add_metric([self._model_name], value)
+        return counter
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])

@@ -20,8 +20,8 @@ def chat_messages(messages: Sequence[AnthropicMessage], system: str | Sequence[B
     if system:
         parts = [_text(block, f"system[{index}]") for index, block in enumerate(_blocks(system))]
         translation.other({"role": "system", "content": _joined(parts)})
+    take = {"user": translation.user, "assistant": translation.assistant, "system": translation.system}
     for number, message in enumerate(messages):
-        take = {"user": translation.user, "assistant": translation.assistant, "system": translation.system}
         for index, block in enumerate(_blocks(message.content)):
             take[message.role](block, f"messages[{number}].content[{index}]")
         if not message.content and message.role == "assistant":

@@ -18,7 +18,7 @@ class _TextItem:
     """A message, or reasoning: one part of text."""
 
     def __init__(self, output_index: int, *, is_reasoning: bool) -> None:
-        self._is_reasoning = is_reasoning
+        self.is_reasoning = is_reasoning
         self._kind = "reasoning_text" if is_reasoning else "output_text"
         self._id = f"{'rs' if is_reasoning else 'msg'}_{uuid4().hex}"
         self._where = {"item_id": self._id, "output_index": output_index, "content_index": 0}
@@ -35,24 +35,24 @@ class _TextItem:
     def add(self, text: str, logprobs: Sequence[Any]) -> Iterator[Event]:
         self._text.append(text)
         self.note(logprobs)
-        more = {} if self._is_reasoning else {"logprobs": list(logprobs)}
+        more = {} if self.is_reasoning else {"logprobs": list(logprobs)}
         yield f"{self._kind}.delta", self._where | {"delta": text} | more
 
     def end(self, status: str) -> Iterator[Event]:
-        more = {} if self._is_reasoning else {"logprobs": self._logprobs}
+        more = {} if self.is_reasoning else {"logprobs": self._logprobs}
         yield f"{self._kind}.done", self._where | {"text": "".join(self._text)} | more
         yield "content_part.done", self._where | {"part": self._part()}
         yield "output_item.done", self._of_item(self.document(status))
 
     def document(self, status: str, *, begun: bool = True) -> dict[str, Any]:
         parts = [self._part()] if begun else []
-        if self._is_reasoning:
+        if self.is_reasoning:
             return {"id": self._id, "type": "reasoning", "summary": [], "content": parts, "status": status}
         return {"id": self._id, "type": "message", "role": "assistant", "content": parts, "status": status}
 
     def _part(self) -> dict[str, Any]:
         part: dict[str, Any] = {"type": self._kind, "text": "".join(self._text)}
-        return part if self._is_reasoning else part | {"annotations": [], "logprobs": list(self._logprobs)}
+        return part if self.is_reasoning else part | {"annotations": [], "logprobs": list(self._logprobs)}
 
     def _of_item(self, item: dict[str, Any]) -> dict[str, Any]:
         return {"output_index": self._where["output_index"], "item": item}
@@ -102,7 +102,6 @@ class Output:
         self.items: list[dict[str, Any]] = []
         """Those that are complete, or were when the output ended."""
         self._open: _TextItem | _CallItem | None = None
-        self._open_is_reasoning = False
         self._logprobs: list[Any] = []
         """Of tokens that no event has shown yet."""
 
@@ -123,7 +122,7 @@ class Output:
     def end(self, status: str) -> Iterator[Event]:
         """Close the item that is open."""
         if self._open is not None:
-            if isinstance(self._open, _TextItem) and not self._open_is_reasoning:
+            if isinstance(self._open, _TextItem) and not self._open.is_reasoning:
                 self._open.note(self._take_logprobs())
             if isinstance(self._open, _CallItem):
                 status = "completed" if self._open.is_complete else "incomplete"
@@ -137,10 +136,9 @@ class Output:
 
     def _add_text(self, text: str, *, is_reasoning: bool) -> Iterator[Event]:
         item = self._open
-        if not isinstance(item, _TextItem) or self._open_is_reasoning != is_reasoning:
+        if not isinstance(item, _TextItem) or item.is_reasoning != is_reasoning:
             yield from self.end("completed")
             self._open = item = _TextItem(len(self.items), is_reasoning=is_reasoning)
-            self._open_is_reasoning = is_reasoning
             yield from item.begin()
         if text:
             yield from item.add(text, [] if is_reasoning else self._take_logprobs())
