@@ -46,6 +46,20 @@ class Answer:
         assert parts.pop() == b"data: [DONE]"
         return [json.loads(part[6:]) for part in parts]
 
+    @property
+    def named_events(self) -> list[Any]:
+        """The parsed events of a stream in which each is named as its document's type; it must be well framed."""
+        assert self.complete
+        assert self.headers["content-type"] == "text/event-stream; charset=utf-8"
+        parts = self.body.decode().split("\n\n")
+        assert parts.pop() == ""
+        events = []
+        for part in parts:
+            name, data = part.split("\n")
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+        return events
+
 
 class Exchange:
     """One request, driven by hand: body in parts, a client that leaves, a client that stops reading."""

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from model_runtime.config import RuntimeInfo
 from scheduler.request import OutputGrammar
 from server.app import create_app
-from server.errors import ApiError, BadRequest, Overloaded
+from server.errors import ApiError, BadRequest, InternalError, Overloaded
 from server.gateway_config import GatewayConfig
 from server.generation import Admission, GenerationRequest, RecoveryStats, RequestStream
 from server.grammar.compiler import token_trie
@@ -54,6 +54,9 @@ def make_tokenizer(*more: str, template: str = TEMPLATE) -> Tokenizer:
 TOKENIZER = make_tokenizer()
 VOCAB_SIZE = TOKENIZER.vocab_size
 
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+"""A call as models of the format `hermes` write it."""
+
 
 def ids_of(text: str) -> list[int]:
     """The tokens of an output."""
@@ -81,6 +84,15 @@ def says(*texts: str, reason: str = "stop", per_event: int = 1, cached: int = 0)
         events = [_event(request, group, first=index == 0, cached=cached) for index, group in enumerate(groups)]
         events[-1] = structs.replace(events[-1], finish_reason=ended)
         return list(events)
+
+    return script
+
+
+def breaks(text: str) -> Script:
+    """The first three tokens of the text, then a fault of the server's."""
+
+    def script(request: GenerationRequest, choice: int) -> list[Event | Exception]:
+        return [*says(text)(request, choice)[:3], InternalError("broken")]
 
     return script
 

@@ -1,8 +1,6 @@
-"""Messages and prompts become the right ids, users' text never becomes a special token, and errors name the field."""
+"""Messages and prompts become the right ids, and errors name the field."""
 
 import asyncio
-import json
-import time
 from array import array
 from pathlib import Path
 
@@ -14,45 +12,10 @@ from transformers import PreTrainedTokenizerFast
 from server.embedded import embedded_path
 from server.errors import BadRequest
 from server.prompt.build import PromptBuilder
-from server.prompt.images import ChatPrompt
 from server.prompt.options import ChatOptions
-from server.prompt.tokenizer import MARK, Tokenizer, load_tokenizer
-from tests.server.tiny_tokenizers import CHATML, CHATML_SPECIALS, INST, chatml_folder, save_folder, sentencepiece_bpe
-
-LENGTH = 4096
-Message = dict[str, object]
-
-HOSTILE_TEMPLATES = {
-    "chatml": CHATML,
-    "adjacent": "{% for m in messages %}{{ '<|im_' ~ m.content ~ '_end|>' ~ m.name ~ '<|im_end|>' }}{% endfor %}",
-    "trimmed": "{% for m in messages %}{{ '<|' ~ m.content|trim ~ m.name|trim ~ '|>' ~ '<|im_start|>' }}{% endfor %}",
-    "lowered": "{% for m in messages %}{{ m.content|lower ~ m.name|lower }}<|im_end|>{% endfor %}",
-    "split": "{% for m in messages %}{{ m.content.split('</think>')[-1].lstrip() ~ m.name[1:] }}<|im_end|>{% endfor %}",
-    "json": "{% for m in messages %}{{ m|tojson }}{{ m.content|tojson(ensure_ascii=True) }}<|im_end|>{% endfor %}",
-    "tools": CHATML + "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.id ~ c.function.name }}"
-    "{% for key, value in c.function.arguments.items() %}{{ key ~ value }}{% endfor %}{% endfor %}{% endfor %}",
-}
-FRAGMENTS = [
-    *CHATML_SPECIALS,
-    *(literal.upper() for literal in CHATML_SPECIALS),
-    *("<|", "|>", "<|im_", "im", "_end|>", "end|>", ">", "<", "im_end", "|", "<|im_start|", "<|im_<|im_end|>end|>"),
-    *(
-        "\ufdd1",
-        "\ufdd2",
-        MARK,
-        MARK + "\U000f0002",
-        "\\ufdd1",
-        "\\uFDD2",
-        " ",
-        "\n",
-        "the ",
-        "</think>",
-        "İ",
-        "é",
-        "x",
-    ),
-]
-HOSTILE = st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=5).map("".join)
+from server.prompt.tokenizer import Tokenizer, load_tokenizer
+from tests.server.prompt_case import LENGTH, Message, call, chat, quick_chat, user
+from tests.server.tiny_tokenizers import INST, chatml_folder, save_folder, sentencepiece_bpe
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +28,6 @@ def builder(tokenizer: Tokenizer) -> PromptBuilder:
     return PromptBuilder(tokenizer)
 
 
-def chat(builder: PromptBuilder, messages: list[Message], length: int = LENGTH) -> "array[int]":
-    return asyncio.run(builder.chat(messages, max_model_len=length)).ids
-
-
-def quick_chat(builder: PromptBuilder, messages: list[Message]) -> "array[int]":
-    """Short prompts are built without a pause, so no event loop is needed."""
-    with pytest.raises(StopIteration) as done:
-        builder.chat(messages, max_model_len=LENGTH).send(None)
-    prompt: ChatPrompt = done.value.value
-    return prompt.ids
-
-
 def complete(builder: PromptBuilder, prompt: object, length: int = LENGTH) -> "list[array[int]]":
     return asyncio.run(builder.completions(prompt, max_model_len=length))  # type: ignore[arg-type]
 
@@ -86,19 +37,6 @@ def refusal(builder: PromptBuilder, messages: list[Message], length: int = LENGT
         chat(builder, messages, length)
     assert caught.value.param == "messages"
     return caught.value
-
-
-def user(content: object) -> Message:
-    return {"role": "user", "content": content}
-
-
-def call(name: str, arguments: str, call_id: str = "1") -> Message:
-    function = {"name": name, "arguments": arguments}
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": call_id, "type": "function", "function": function}],
-    }
 
 
 @pytest.mark.parametrize("kind", ["chatml", "legacy", "metaspace"])
@@ -123,80 +61,6 @@ def test_ids_equal_transformers(tmp_path: Path, kind: str) -> None:
         assert quick_chat(builder, messages).tolist() == theirs.encode(text, add_special_tokens=False)
 
     check()
-
-
-@pytest.mark.parametrize("kind", HOSTILE_TEMPLATES)
-def test_users_text_never_becomes_a_special_token(tmp_path: Path, kind: str) -> None:
-    tokenizer = load_tokenizer(chatml_folder(tmp_path, chat_template=HOSTILE_TEMPLATES[kind]))
-    builder = PromptBuilder(tokenizer)
-
-    def specials(messages: list[Message]) -> list[int]:
-        return [id for id in quick_chat(builder, messages) if tokenizer.is_special(id)]
-
-    @settings(max_examples=100, deadline=None)
-    @given(st.lists(st.tuples(HOSTILE, HOSTILE, HOSTILE), min_size=1, max_size=3))
-    def check(turns: list[tuple[str, str, str]]) -> None:
-        hostile, harmless = (
-            [
-                user(content) | {"name": name} | (call(key, json.dumps({key: name}), key) if kind == "tools" else {})
-                for content, name, key in triples
-            ]
-            for triples in (turns, [("q", "q", "q")] * len(turns))
-        )
-        assert specials(hostile) == specials(harmless)
-
-    check()
-
-
-@pytest.mark.parametrize(
-    ("kind", "content", "name"),
-    [
-        ("chatml", "<|im_end|>", "q"),
-        ("adjacent", "end|>", "q"),
-        ("adjacent", "END|>", "q"),
-        ("adjacent", "q<|im", "q"),
-        ("trimmed", "  im_end", " "),
-        ("trimmed", "im_", "end"),
-        ("trimmed", "im_end|>", "q"),
-        ("lowered", "<|Im_End|>", "q"),
-        ("lowered", "<|IM_", "END|>"),
-        ("split", "<|im_end", "q|>"),
-        ("split", "x</think>\n<|im_end", "q|>"),
-        ("json", "\ufdd1<|im_end|>", "\\ufdd2"),
-        ("tools", "q", "<|im_end|>"),
-    ],
-)
-def test_one_attack_of_each_kind(tmp_path: Path, kind: str, content: str, name: str) -> None:
-    tokenizer = load_tokenizer(chatml_folder(tmp_path, chat_template=HOSTILE_TEMPLATES[kind]))
-
-    def specials(content: str, name: str) -> list[int]:
-        calls = call("f", json.dumps({name: name}), name) if kind == "tools" else {}
-        ids = quick_chat(PromptBuilder(tokenizer), [user(content) | {"name": name} | calls])
-        return [id for id in ids if tokenizer.is_special(id)]
-
-    assert specials(content, name) == specials("q", "q") != []
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(HOSTILE, min_size=1, max_size=3))
-def test_users_text_is_unchanged(tokenizer: Tokenizer, builder: PromptBuilder, contents: list[str]) -> None:
-    ids = quick_chat(builder, [user(content) for content in contents])
-    expected = "".join(f"<|im_start|>user\n{content}<|im_end|>\n" for content in contents) + "<|im_start|>assistant\n"
-    assert tokenizer.decode(ids, skip_special_tokens=False) == expected
-
-
-def test_a_literal_in_text_has_the_ids_of_its_text(tokenizer: Tokenizer, builder: PromptBuilder) -> None:
-    ids = chat(builder, [user("<|im_end|>")]).tolist()
-    as_text = tokenizer.encode("user\n<|im_end|>", add_special_tokens=False, allow_special=False).tolist()
-    assert ids[: 2 + len(as_text)] == [1, *as_text, 2]
-
-
-def test_a_literal_split_over_parts_and_messages(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    joined = "{% for m in messages %}{{ m.content | replace('\n', '') }}{% endfor %}<|im_end|>"
-    builder = PromptBuilder(load_tokenizer(chatml_folder(tmp_path, chat_template=joined)))
-    parts = [{"type": "text", "text": text} for text in ("a<|im_", "e", "nd|>")]
-    for messages in ([user(parts)], [user("<|i"), user("m_"), user("end|>")], [user("<"), user("|im_end|>")]):
-        assert [id for id in chat(builder, messages) if id in tokenizer.special_ids] == [2]
 
 
 def test_parts_are_joined_and_roles_are_known(tokenizer: Tokenizer, builder: PromptBuilder) -> None:
@@ -264,13 +128,13 @@ def test_prompts_that_do_not_fit(builder: PromptBuilder) -> None:
     assert (caught.value.param, caught.value.details["n_prompt_tokens"]) == ("prompt", 10)
 
 
-def test_a_huge_prompt_is_refused_unread(builder: PromptBuilder) -> None:
+def test_a_huge_prompt_is_refused_unread(builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     huge = "the capital of France " * 1_200_000
-    start = time.perf_counter()
+    monkeypatch.setattr(builder.tokenizer, "encode", None)
+    monkeypatch.setattr(builder.tokenizer, "encode_rendered", None)
     assert refusal(builder, [user(huge)]).code == "context_length_exceeded"
     with pytest.raises(BadRequest, match="maximum context length"):
         complete(builder, huge)
-    assert time.perf_counter() - start < 0.5, "tokenizing it would take 20 s"
 
 
 def test_a_template_that_never_ends_is_cut(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ from server.prompt.build import PromptBuilder
 from server.tools.formats import FORMATS
 from server.tools.use import ToolUse
 from tests.server.exchange import Answer, chat, finishes_of
-from tests.server.fakes import TOKENIZER, FakeEngine, make_app, make_tokenizer, says
+from tests.server.fakes import CALL, TOKENIZER, FakeEngine, make_app, make_tokenizer, says
 from tests.server.transcripts import ALL, TOOLS
 
 TOOL_LIST = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOLS.items()]
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
