@@ -1,5 +1,6 @@
-"""The configuration of a small DeepSeek-V3, in transformers' keys."""
+"""The configuration of a small DeepSeek-V3, in transformers' keys, and its experts in ours."""
 
+from model_runtime.config import Experts
 from tests.checkpoints import VOCAB_SIZE
 
 SMALL: dict[str, object] = {
@@ -33,3 +34,14 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.7,
 }
+EXPERTS = Experts(
+    first_layer=0,
+    num_experts=12,
+    num_chosen=3,
+    num_groups=4,
+    num_chosen_groups=2,
+    intermediate_size=8,
+    shared_size=8,
+    renormalise=True,
+    scale=1.7,
+)

@@ -15,6 +15,8 @@ from model_runtime.ops.registry import HeadShape, Ops, RopeTable
 from scheduler.plan import ImageSpans, SampleRows, ScoreRows, StepPlan, ints
 
 CPU = torch.device("cpu")
+EXACT = load_ops(CPU, "reference")
+"""In float64 it is what others are held against."""
 STORAGE_TYPES = [torch.float32, torch.bfloat16, torch.float16]
 KV_TYPES = [*STORAGE_TYPES, torch.int8]
 
@@ -26,6 +28,13 @@ def compiled() -> Ops:
     except BuildError as error:
         pytest.skip(str(error))
     return load_ops(CPU, "auto")
+
+
+def assert_close(actual: Tensor, exact: Tensor, tolerance: float) -> None:
+    """Largest error, relative to the largest exact number, is at most `tolerance`; both have the same shape."""
+    assert actual.shape == exact.shape
+    error = (actual.cpu().double() - exact).abs().max() / exact.abs().max()
+    assert error <= tolerance, f"relative error {error:.2e}"
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

@@ -9,23 +9,25 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.device_batch import upload
 from model_runtime.kv_store import KVLayer, allocate
-from model_runtime.ops import load_ops
 from model_runtime.ops.registry import HeadShape, Ops, select
 from model_runtime.quantized import dequantize, quantize
 from tests.model_runtime.flash import token_major
-from tests.model_runtime.op_cases import CPU, as_double, batch_of, fill_cache, kv_cache, randn, rope_table
+from tests.model_runtime.op_cases import (
+    CPU,
+    EXACT,
+    as_double,
+    assert_close,
+    batch_of,
+    fill_cache,
+    kv_cache,
+    randn,
+    rope_table,
+)
 
-EXACT, OPS = load_ops(CPU, "reference"), select("cuda")
+OPS = select("cuda")
 EPS = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 HALVES = [torch.bfloat16, torch.float16]
 SHAPE = HeadShape(num_heads=6, num_kv_heads=2, head_dim=64)
-
-
-def assert_close(actual: Tensor, exact: Tensor, tolerance: float) -> None:
-    """Largest error, relative to the largest exact number."""
-    assert actual.shape == exact.shape
-    error = (actual.cpu().double() - exact).abs().max() / exact.abs().max()
-    assert error <= tolerance, f"relative error {error:.2e}"
 
 
 @pytest.mark.parametrize("stored", [torch.float32, *HALVES])

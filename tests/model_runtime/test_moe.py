@@ -6,22 +6,9 @@ from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 from model_runtime.blocks.moe import route
-from model_runtime.config import Experts
 from model_runtime.ops import load_ops
-from tests.model_runtime.deepseek import SMALL
+from tests.model_runtime.deepseek import EXPERTS, SMALL
 from tests.model_runtime.paged import DEVICE
-
-EXPERTS = Experts(
-    first_layer=0,
-    num_experts=12,
-    num_chosen=3,
-    num_groups=4,
-    num_chosen_groups=2,
-    intermediate_size=8,
-    shared_size=8,
-    renormalise=True,
-    scale=1.7,
-)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])

@@ -3,14 +3,12 @@
 
 import pytest
 import torch
-from torch import Tensor
 
-from model_runtime.ops import load_ops, set_threads
+from model_runtime.ops import set_threads
 from model_runtime.quantized import BLOCK, QuantizedFormat, QuantizedMatrix, dequantize, row_bytes
-from tests.model_runtime.op_cases import CPU, compiled, randn
+from tests.model_runtime.op_cases import EXACT, assert_close, compiled, randn
 
 FORMATS: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_1"]
-EXACT = load_ops(CPU, "reference")
 
 
 def matrix(form: QuantizedFormat, n: int, k: int, seed: int = 0) -> QuantizedMatrix:
@@ -27,10 +25,6 @@ def matrix(form: QuantizedFormat, n: int, k: int, seed: int = 0) -> QuantizedMat
     return QuantizedMatrix(data_NR=blocks.view(n, -1), format=form, num_columns=k)
 
 
-def relative_error(actual: Tensor, exact: Tensor) -> float:
-    return float((actual.double() - exact).abs().max() / exact.abs().max())
-
-
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(("n", "k"), [(1, 32), (40, 64), (75, 608), (16, 1536)])
 def test_product(form: QuantizedFormat, n: int, k: int) -> None:
@@ -38,8 +32,8 @@ def test_product(form: QuantizedFormat, n: int, k: int) -> None:
     weight, exact = ops.pack_quantized(m, True), EXACT.pack_quantized(m, True)
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 70):
         x = randn(rows, k, seed=rows)
-        assert relative_error(ops.linear(x, weight, None), EXACT.linear(x.double(), exact, None)) <= 1e-6
-        assert relative_error(ops.linear(x, weight, bias), EXACT.linear(x.double(), exact, bias)) <= 1e-6
+        assert_close(ops.linear(x, weight, None), EXACT.linear(x.double(), exact, None), 1e-6)
+        assert_close(ops.linear(x, weight, bias), EXACT.linear(x.double(), exact, bias), 1e-6)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch, ImageRows
-from model_runtime.config import Experts, ModelConfig, RopeConfig
+from model_runtime.config import ModelConfig, RopeConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.models.decoder import Decoder, decoder_table
 from model_runtime.models.layer import EagerLayers
@@ -16,6 +16,7 @@ from model_runtime.ops.program import LayerProgram
 from model_runtime.ops.registry import HeadShape, Ops, PackedWeight, select
 from model_runtime.quantized import quantize
 from model_runtime.weights.table import Parameter, Parameters
+from tests.model_runtime.deepseek import EXPERTS
 from tests.model_runtime.memory import MODEL
 from tests.model_runtime.op_cases import CPU, Span, batch_of, compiled, fill_cache, kv_cache, randn
 
@@ -164,18 +165,7 @@ def test_a_second_cache_takes_the_place_of_the_first() -> None:
 
 def test_other_layers_and_plain_torch_run_one_by_one() -> None:
     ops = compiled()
-    experts = Experts(
-        first_layer=1,
-        num_experts=2,
-        num_chosen=1,
-        num_groups=1,
-        num_chosen_groups=1,
-        intermediate_size=32,
-        shared_size=32,
-        renormalise=True,
-        scale=1.0,
-    )
-    assert isinstance(make_decoder(replace(PLAIN, experts=experts), ops).stack, EagerLayers)
+    assert isinstance(make_decoder(replace(PLAIN, experts=replace(EXPERTS, first_layer=1)), ops).stack, EagerLayers)
     assert isinstance(make_decoder(PLAIN, select("any")).stack, EagerLayers)
 
 

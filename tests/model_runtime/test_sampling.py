@@ -6,21 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from model_runtime.ops import load_ops, set_threads
+from model_runtime.ops import set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.random import uniform
 from scheduler.plan import FAILED_TOKEN, LOGPROB_FLOOR, RowLogprobs, ScoreRows, ints
-from tests.model_runtime.op_cases import CPU, compiled
+from tests.model_runtime.op_cases import EXACT
 from tests.model_runtime.sampling_case import Row, draws, expected_distribution, random_rows, to_plan
-
-REFERENCE = load_ops(CPU, "reference")
-
-
-@pytest.fixture(params=["reference", "auto"])
-def ops(request: pytest.FixtureRequest) -> Ops:
-    """Each implementation that runs on this machine."""
-    return REFERENCE if request.param == "reference" else compiled()
-
 
 ROWS = {
     "temperature": Row(temperature=0.7),
@@ -141,7 +132,7 @@ def test_filters_do_not_depend_on_the_number_of_candidates(monkeypatch: pytest.M
     results = []
     for candidates in ((256, 4096), (1,), (2, 3, 40), ()):
         monkeypatch.setattr("model_runtime.ops.sampling.CANDIDATES", candidates)
-        results.append(list(REFERENCE.sample(logits_RV, rows)[0]))
+        results.append(list(EXACT.sample(logits_RV, rows)[0]))
     assert results.count(results[0]) == 4
 
 

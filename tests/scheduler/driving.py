@@ -17,6 +17,7 @@ CONFIG = SchedulerConfig(
 )
 """Prompts get 16 of 64 tokens while a stream runs."""
 
+NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
 
 ENCODER = EncoderLimits(cache_bytes=1000, bytes_per_embedding=10)
 """Room for 100 embeddings."""

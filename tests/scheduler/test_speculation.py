@@ -5,16 +5,13 @@ from math import inf
 
 import pytest
 
-from scheduler.config import MAX_STEP_DRAFTS, SpeculativeConfig
-from scheduler.drafts import LookupDrafter
+from scheduler.config import MAX_STEP_DRAFTS
 from scheduler.plan import FAILED_TOKEN, RowLogprobs, floats, ints
 from scheduler.request import FinishReason, SamplingParams
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import Sequence
 from scheduler.speculation import FIXED_ROWS, Proposal, choose_drafts, verify
-from tests.scheduler.driving import A, answer, ask, make, outputs, run, show, sizes, step, with_config
-
-NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
+from tests.scheduler.driving import NGRAM, answer, ask, make, run, sizes, step, with_config
 
 
 class Stub:
@@ -210,80 +207,6 @@ def test_drafts_are_as_many_as_are_worth_their_rows(rate: float, num_rows: int, 
     assert drafts.tolist() == [5, 6, 7, 8][:expected]
 
 
-def _drive(scheduler: Scheduler, text: list[int], num_prompt: int) -> list[int]:
-    """A model that goes on with `text` whatever is drafted; tokens of each step."""
-    scheduler.add(ask(0, text[:num_prompt], max_tokens=len(text) - num_prompt), 0.0)
-    known, counts = num_prompt, []
-    while (plan := scheduler.plan(0.0)) is not None:
-        counts.append(len(plan.token_ids))
-        rows = len(plan.sample.rows)
-        scheduler.commit(answer(plan, (text + [0] * rows)[known : known + rows]), 0.0)
-        known += sum(len(event.token_ids) for event in scheduler.take_events())
-    return counts
-
-
-def test_ngram_drafts_what_followed_the_same_tokens_before() -> None:
-    scheduler = make(config=with_config(speculative_config=NGRAM), num_blocks=1000)
-    text = list(range(100, 130))
-    counts = _drive(scheduler, text + text, 32)
-    assert counts[0] == 32
-    assert counts[1:] == [3, 5, 5, 5, 5, 4]  # trusted little at first
-    stats = scheduler.stats()
-    assert stats.speculation.draft_tokens - stats.speculation.accepted_tokens == 0
-
-
-def test_drafts_that_never_hit_are_given_up_and_found_again() -> None:
-    """Each pair of tokens has been seen before, and never goes on as it did; in the end the text repeats for once."""
-    scheduler = make(config=with_config(speculative_config=NGRAM), num_blocks=1000)
-    misleading = [token for index in range(40) for token in (1, 2, 1000 + index)]
-    repeated = list(range(100, 120))
-    counts = _drive(scheduler, misleading + repeated + repeated, 6)
-    drafted = [count - 1 for count in counts[1:]]
-    assert sum(drafted[:24]) == 9
-    assert drafted[24:100] == [0] * 76
-    assert max(drafted[-10:]) == 4
-
-
-def _answered(scheduler: Scheduler, seq_id: int, text: list[int], salt: bytes = b"") -> list[int]:
-    """A request of five tokens of its own, answered with `text`; tokens of each step after the prompt's."""
-    scheduler.add(ask(seq_id, cache_salt=salt, max_tokens=len(text)), 0.0)
-    known, counts = 0, []
-    while (plan := scheduler.plan(0.0)) is not None:
-        counts.append(len(plan.token_ids))
-        rows = len(plan.sample.rows)
-        scheduler.commit(answer(plan, (text + [0] * rows)[known : known + rows]), 0.0)
-        known += sum(len(event.token_ids) for event in scheduler.take_events())
-    return counts[1:]
-
-
-def test_suffix_drafts_what_the_same_tenant_was_answered_before() -> None:
-    scheduler = make(config=with_config(speculative_config=replace(NGRAM, method="suffix")), num_blocks=1000)
-    text = list(range(100, 130))
-    assert _answered(scheduler, 0, text) == [1] * 29
-    assert _answered(scheduler, 1, text, b"another") == [1] * 29
-    again = _answered(scheduler, 2, text)
-    assert again[:3] == [1, 3, 5]  # two tokens are needed to find it
-    assert len(again) == 7
-    assert len(_answered(scheduler, 3, text, b"another")) == 7
-
-
-def test_images_are_no_drafts() -> None:
-    drafter = LookupDrafter(4, 2, 8)
-    request = show(0, [1, 2, A, 1, 2], pixels=False)
-    seq = Sequence(request=request, arrival=0, deadline=0.0, max_total=99, tokens=request.prompt_ids[:])
-    seq.image_end = 10
-    assert len(drafter.propose(seq).tokens) == 0
-
-
-def test_guesses_of_a_preempted_sequence_are_forgotten() -> None:
-    scheduler = make(num_blocks=4, config=with_config(speculative_config=NGRAM))
-    for seq_id in (0, 1):
-        scheduler.add(ask(seq_id, [5, 6, 5, 6, 5, 6, seq_id], max_tokens=8), 0.0)
-    _, events = run(scheduler)
-    assert scheduler.stats().preemptions > 0
-    assert outputs(events) == {0: [7] * 8, 1: [7] * 8}
-
-
 def test_drafter_hears_of_every_end() -> None:
     drafter = Stub([])
     scheduler = make(drafter=drafter)
@@ -292,24 +215,3 @@ def test_drafter_hears_of_every_end() -> None:
     scheduler.abort(1)
     run(scheduler)
     assert drafter.finished == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be from 1 to 32"),
-        ({"num_speculative_tokens": 33}, "num_speculative_tokens must be from 1 to 32"),
-        ({"prompt_lookup_min": 0}, "prompt_lookup_min must be from 1"),
-        ({"prompt_lookup_min": 9}, "prompt_lookup_min must be from 1 to prompt_lookup_max"),
-        ({"prompt_lookup_max": 65}, "at most 64"),
-        ({"method": "suffix", "prompt_lookup_max": 4}, "are for the method ngram"),
-        ({"method": "draft"}, "model names the draft model"),
-        ({"model": "x"}, "model names the draft model"),
-        ({"method": "self"}, "num_draft_layers is a positive number"),
-        ({"method": "self", "num_draft_layers": -1}, "num_draft_layers is a positive number"),
-        ({"num_draft_layers": 2}, "num_draft_layers is a positive number"),
-    ],
-)
-def test_configuration_is_checked(changes: dict[str, int | str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(NGRAM, **changes)  # type: ignore[arg-type]
