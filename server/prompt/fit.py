@@ -33,20 +33,16 @@ async def chat_that_fits(
         return await prompts.chat(some, shown, max_model_len=max_model_len, options=options)
 
     kept = next((index for index, message in enumerate(messages) if message.get("role") not in _INSTRUCTIONS), 0)
-    turns = [index for index in range(kept + 1, len(messages)) if messages[index].get("role") == "user"]
-    try:
-        return await build(kept)
-    except BadRequest as error:
-        if error.code != "context_length_exceeded" or not turns:
-            raise
+    begins = [kept, *(index for index in range(kept + 1, len(messages)) if messages[index].get("role") == "user")]
     best: ChatPrompt | None = None
-    low, high = 0, len(turns)  # those before turns[low] are too long
+    low, high, tried = 0, len(begins), 0  # first the whole; what begins before begins[low] is too long
     while low < high:
-        middle = (low + high) // 2
         try:
-            best, high = await build(turns[middle]), middle
+            best, high = await build(begins[tried]), tried
         except BadRequest as error:
-            if error.code != "context_length_exceeded":
+            if error.code != "context_length_exceeded" or begins[tried] == begins[-1]:
                 raise
-            low = middle + 1
-    return best or await build(turns[-1])
+            low = tried + 1
+        tried = (low + high) // 2
+    assert best is not None, "the last turn fits, or its error was raised"
+    return best

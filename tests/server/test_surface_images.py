@@ -7,6 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from server.api.body import Limits, check_size
+from server.errors import BadRequest
 from server.schema.messages import MessagesBody
 from server.schema.responses import ResponsesBody
 from tests.server.exchange import Answer, call, chat, run
@@ -81,6 +82,25 @@ def test_a_conversation_keeps_its_images() -> None:
     assert [urls for urls, _ in pipeline.calls] == [["data:28x56"]] * 2
 
 
+def test_images_of_turns_that_are_left_out_are_left_out() -> None:
+    engine = FakeEngine()
+    app, _ = image_app(engine)
+    turns = [
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": text}, {"type": "input_image", "image_url": f"data:{size}"}],
+        }
+        for text, size in (("one " * 100, "28x56"), ("two " * 60, "56x56"))
+    ]
+    for kept in (turns, turns[1:]):
+        body = {"model": MODEL, "input": kept, "truncation": "auto"}
+        assert run(call(app, "POST", "/v1/responses", body)).status == 200
+    first, second = engine.requests
+    assert first.prompt_ids == second.prompt_ids
+    assert [image.key for image in first.images.images] == [image.key for image in second.images.images]
+    assert len(first.images.images) == 1
+
+
 def test_a_model_without_images() -> None:
     app = make_app(FakeEngine())
     refused = respond(app, [{"type": "input_image", "image_url": "data:28x56"}])
@@ -99,15 +119,15 @@ def test_images_of_large_bodies_are_no_text(spaces: str) -> None:
         return json.dumps({"model": MODEL, "max_tokens": 5, "messages": talk}, separators=separators).encode()
 
     check_size(message(image, image), MessagesBody, LIMITS)
-    with pytest.raises(Exception, match="maximum context length"):
+    with pytest.raises(BadRequest, match="maximum context length"):
         check_size(message(image, {"type": "text", "text": "x" * 200_000}), MessagesBody, LIMITS)
-    with pytest.raises(Exception, match="maximum context length"):
+    with pytest.raises(BadRequest, match="maximum context length"):
         check_size(message({"type": "text", "text": '"data":"' + "x" * 200_000}), MessagesBody, LIMITS)
     url = "data:image/png;base64," + "A" * 200_000
     items = [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
     check_size(json.dumps({"model": MODEL, "input": items}, separators=separators).encode(), ResponsesBody, LIMITS)
     items[0]["content"] = url
-    with pytest.raises(Exception, match="maximum context length"):
+    with pytest.raises(BadRequest, match="maximum context length"):
         check_size(json.dumps({"model": MODEL, "input": items}).encode(), ResponsesBody, LIMITS)
 
 
