@@ -120,8 +120,15 @@ ANSWERS = {
     "/health/progress": "Status",
 }
 """Path -> what it answers with status 200; others answer plain text."""
-STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-_STREAM: Schema = {"schema": {}, "x-event": "data: one chunk as JSON; the last is data: [DONE]"}
+_CHUNKS: Schema = {"schema": {}, "x-event": "data: one chunk as JSON; the last is data: [DONE]"}
+_NAMED: Schema = {"schema": {}, "x-event": "event: the type of the document; data: one document as JSON"}
+STREAMS = {
+    "/v1/chat/completions": _CHUNKS,
+    "/v1/completions": _CHUNKS,
+    "/v1/responses": _NAMED,
+    "/v1/messages": _NAMED,
+}
+"""Path -> the events that it answers where a stream is asked for."""
 
 
 def _json(name: str) -> Schema:
@@ -137,8 +144,8 @@ def _responses(path: str, method: str) -> Schema:
     content: Schema = _json(ANSWERS[path]) if path in ANSWERS else {"text/plain": {"schema": _TEXT}}
     if method == "delete":
         content = _json("DeletedResponse")
-    if path in STREAMING:
-        content["text/event-stream"] = _STREAM
+    if path in STREAMS:
+        content["text/event-stream"] = STREAMS[path]
     return {
         "200": {"description": "Success", "content": content},
         "default": {"description": "An error", "content": _json("MessageError" if is_anthropic(path) else "Error")},
