@@ -38,9 +38,7 @@ def test_the_sdk_parses_its_own_types(client: OpenAI, server: Server) -> None:
         model=server.model, messages=PATH, response_format=Point, max_tokens=60, temperature=0
     )
     assert answer.choices[0].finish_reason == "stop"
-    parsed = answer.choices[0].message.parsed
-    assert parsed is not None
-    assert parsed.colour in ("red", "green")
+    assert isinstance(answer.choices[0].message.parsed, Point)
     with pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(model=server.model, messages=PATH, response_format=Point, max_tokens=2)
 

@@ -1,7 +1,6 @@
 """Calls that a grammar makes any model write: what it lets through is what the parsers read, after reasoning too."""
 
 import asyncio
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -235,4 +234,3 @@ def test_marks_are_those_of_the_template() -> None:
     forms = OutputForms(PromptBuilder(SPECIAL))
     grammar = forms.of(None, ANSWER, is_reasoning=True, shows_reasoning=True)[1]
     assert grammar == replace(ANSWER, reasoning=ReasoningMarks(begin="[THINK]", end="[/THINK]"), is_reasoning=True)
-    assert json.loads(ANSWER.text)["required"] == ["n"]

@@ -97,7 +97,7 @@ def test_only_the_last_tokens_of_a_prompt_are_kept() -> None:
     complete(app, prompt=ids_of("abcdef"), truncate_prompt_tokens=6)
     assert _prompt(engine) == "abcdef"
     chat(app, truncate_prompt_tokens=4)
-    assert _prompt(engine) == "ant\n"[-4:]
+    assert _prompt(engine) == "ant\n"
 
 
 @pytest.mark.parametrize(("fields", "kept"), [({}, 511), ({"max_tokens": 100}, 412), ({"max_tokens": 1000}, 511)])

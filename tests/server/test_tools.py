@@ -170,27 +170,28 @@ def test_every_parser_can_be_chosen() -> None:
     assert set(ToolCallParser.__args__) == {"auto", *FORMATS}  # type: ignore[attr-defined]
 
 
+def _calling(*ids: str) -> dict[str, Any]:
+    function = {"name": "f", "arguments": "{}"}
+    return {"role": "assistant", "tool_calls": [{"id": id, "type": "function", "function": function} for id in ids]}
+
+
+def _result(id: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": "x"}
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
-        ([{"role": "tool", "tool_call_id": "a", "content": "x"}], "messages[0].tool_call_id"),
-        ([{"role": "assistant", "tool_calls": ["ab"]}, {"role": "tool", "tool_call_id": "b", "content": "x"}], "[1]"),
-        ([{"role": "assistant", "tool_calls": ["a", "a"]}], "messages[0].tool_calls"),
+        ([_result("a")], "messages[1].tool_call_id"),
+        ([_calling("a"), _result("b")], "messages[2].tool_call_id"),
+        ([_calling("a", "a")], "messages[1].tool_calls"),
     ],
 )
 def test_answers_to_nothing(messages: list[dict[str, Any]], param: str) -> None:
-    for message in messages:
-        function = {"name": "f", "arguments": "{}"}
-        if "tool_calls" in message:
-            message["tool_calls"] = [
-                {"id": id[0], "type": "function", "function": function} for id in message["tool_calls"]
-            ]
     answer = chat(make_app(FakeEngine()), messages=[{"role": "user", "content": "hi"}, *messages])
-    assert answer.status == 400
-    assert param in answer.error["param"].replace("messages[1]", "messages[0]").replace("messages[2]", "[1]")
+    assert (answer.status, answer.error["param"]) == (400, param)
 
 
 def test_the_same_id_may_come_again_later() -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    turn = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "x"}]
+    turn = [_calling("a"), _result("a")]
     assert chat(make_app(FakeEngine()), messages=[{"role": "user", "content": "hi"}, *turn, *turn]).status == 200
