@@ -122,6 +122,8 @@ def test_import_arrows(path: Path) -> None:
         if top == "torch":
             has_torch = package == "model_runtime" or name == "server/doctor.py" or name.startswith(TOWERS)
             assert has_torch, f"{name} imports torch"
+        is_distributed = module.startswith("torch.distributed")
+        assert not is_distributed or name == "model_runtime/parallel.py", f"{name} imports {module}"
         assert top != "transformers", "transformers is a reference for tests, never served"
 
 

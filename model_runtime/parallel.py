@@ -1,0 +1,191 @@
+"""Ranks: how they are laid out, and what they say to each other. The only user of `torch.distributed`. Engine process
+and followers.
+
+A model is cut over `Layout.size` processes. Each has a `Collectives` for those it shares its layers with; whatever they
+sum is summed in the order of ranks, so that every rank has the same bits, and has them again at the next run.
+"""
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The mesh of ranks and this rank's place in it. Ranks count along the tensor dimension first."""
+
+    rank: int = 0
+    tensor_size: int = 1
+    """Ranks that share each layer."""
+    pipeline_size: int = 1
+    """Stages, each with some of the layers."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the field and the rule."""
+        if self.tensor_size < 1 or self.pipeline_size < 1:
+            raise ValueError("tensor_size and pipeline_size must be at least 1")
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank must be within 0..{self.size - 1}")
+
+    @property
+    def size(self) -> int:
+        """All ranks."""
+        return self.tensor_size * self.pipeline_size
+
+    @property
+    def tensor_rank(self) -> int:
+        """Which share of its layers this rank has."""
+        return self.rank % self.tensor_size
+
+    @property
+    def stage(self) -> int:
+        """Which layers this rank has."""
+        return self.rank // self.tensor_size
+
+
+@dataclass(slots=True)
+class CollectiveCounters:
+    """What the collectives of a rank cost since it started."""
+
+    calls: int = 0
+    sent_bytes: int = 0
+    seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    """Of `seconds`, until the last rank had come; 0 where the backend does not tell."""
+
+
+class Collectives(Protocol):
+    """What ranks do together. All of them call the same methods in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """This one's number, 0 first."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def counters(self) -> CollectiveCounters:
+        """So far."""
+        ...
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Sum over the ranks, in place; addends in the order of ranks, so every rank has the same bits."""
+        ...
+
+    def gather(self, x: Tensor) -> list[Tensor] | None:
+        """To rank 0, in the order of ranks; None elsewhere. Shapes may differ in the first dimension."""
+        ...
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """To every rank, in the order of ranks. Shapes are equal."""
+        ...
+
+    def broadcast(self, x: Tensor, source: int) -> None:
+        """What rank `source` has in x, into everybody's x. Shapes are equal."""
+        ...
+
+
+class Alone:
+    """One rank: nothing to do."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self) -> None:
+        self.counters = CollectiveCounters()
+        """Nothing was sent."""
+
+    def all_reduce(self, x: Tensor) -> None:
+        """x is the sum."""
+
+    def gather(self, x: Tensor) -> list[Tensor] | None:
+        """x is all there is."""
+        return [x]
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """x is all there is."""
+        return [x]
+
+    def broadcast(self, x: Tensor, source: int) -> None:
+        """x is what rank 0 has."""
+        assert source == 0, f"there is no rank {source}"
+
+
+class TorchCollectives:
+    """Over a process group of torch: gloo, NCCL, or what torch names for another device. An error or a time-out of the
+    group is a RuntimeError, after which the ranks can only be started again."""
+
+    def __init__(self, group: torch.distributed.ProcessGroup) -> None:
+        self._group = group
+        self.rank, self.size = group.rank(), group.size()
+        self.counters = CollectiveCounters()
+        """`waiting_seconds` are not known here."""
+
+    def all_reduce(self, x: Tensor) -> None:
+        """All gather, then add: torch's own sums have no promised order."""
+        parts = self.all_gather(x)
+        x.copy_(parts[0])
+        for part in parts[1:]:
+            x.add_(part)
+
+    def gather(self, x: Tensor) -> list[Tensor] | None:
+        """Lengths first, then each rank sends to rank 0."""
+        lengths = torch.cat(self.all_gather(torch.tensor([len(x)], device=x.device))).tolist()
+        began = time.perf_counter()
+        parts = [x.new_empty((length, *x.shape[1:])) for length in lengths] if self.rank == 0 else None
+        if parts is None:
+            self._group.send([x.contiguous()], 0, 0).wait()
+        else:
+            parts[0].copy_(x)
+            for source in range(1, self.size):
+                self._group.recv([parts[source]], source, 0).wait()
+        self._count(began, x)
+        return parts
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """As the group does it."""
+        began = time.perf_counter()
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        self._group.allgather([parts], [x.contiguous()]).wait()
+        self._count(began, x)
+        return parts
+
+    def broadcast(self, x: Tensor, source: int) -> None:
+        """As the group does it."""
+        assert x.is_contiguous(), "what is received into must be contiguous"
+        began = time.perf_counter()
+        options = torch.distributed.BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        self._group.broadcast([x], options).wait()
+        self._count(began, x if self.rank == source else x[:0])
+
+    def _count(self, began: float, sent: Tensor) -> None:
+        self.counters.calls += 1
+        self.counters.sent_bytes += sent.nbytes
+        self.counters.seconds += time.perf_counter() - began
+
+
+def connect(layout: Layout, rendezvous: str, device: torch.device, timeout_seconds: float) -> TorchCollectives:
+    """The ranks that share this one's layers. `rendezvous` is torch's init_method: file:///PATH, tcp://HOST:PORT, or
+    env:// under torchrun. Raises RuntimeError if the others do not come within the time-out, which is also that of
+    every collective."""
+    torch.distributed.init_process_group(
+        backend=torch.distributed.get_default_backend_for_device(device),
+        init_method=rendezvous,
+        timeout=timedelta(seconds=timeout_seconds),
+        world_size=layout.size,
+        rank=layout.rank,
+    )
+    mesh = torch.distributed.init_device_mesh(
+        device.type, (layout.pipeline_size, layout.tensor_size), mesh_dim_names=("pp", "tp")
+    )
+    return TorchCollectives(mesh.get_group("tp"))

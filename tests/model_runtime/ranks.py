@@ -1,0 +1,51 @@
+"""Ranks for tests: in threads of this process, each with collectives over gloo, or in processes of their own."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import torch.distributed
+
+from model_runtime.parallel import TorchCollectives
+
+T = TypeVar("T")
+LIMIT_S = 60.0
+
+
+def on_threads(size: int, function: Callable[[TorchCollectives], T]) -> list[T]:
+    """function(collectives) on `size` ranks at once; what each returned, in the order of ranks."""
+    store = torch.distributed.HashStore()
+
+    def one(rank: int) -> T:
+        return function(
+            TorchCollectives(
+                torch.distributed.ProcessGroupGloo(store, rank, size, timedelta(seconds=LIMIT_S))  # type: ignore[attr-defined]
+            )
+        )
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+def in_processes(module: str, size: int, arguments: Sequence[str]) -> list[str]:
+    """What `python -m module RANK SIZE *arguments` writes to its standard output, in the order of ranks."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(rank), str(size), *arguments],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * size
+    return outputs

@@ -1,0 +1,83 @@
+"""Ranks together: sums in the order of ranks on every rank, gathers of uneven parts, broadcasts, places in the mesh."""
+
+import json
+from functools import reduce
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_runtime.parallel import Alone, Collectives, Layout
+from tests.model_runtime.ranks import in_processes, on_threads
+
+
+def numbers(rank: int, *shape: int) -> torch.Tensor:
+    """Of magnitudes that make the order of a sum show."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(shape, generator=generator) * 10 ** torch.randint(-4, 5, shape, generator=generator)
+
+
+def test_ranks_count_along_the_tensor_dimension_first() -> None:
+    places = [Layout(rank=rank, tensor_size=2, pipeline_size=3) for rank in range(6)]
+    assert [(place.stage, place.tensor_rank) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    with pytest.raises(ValueError, match=r"rank must be within 0\.\.5"):
+        Layout(rank=6, tensor_size=2, pipeline_size=3)
+    with pytest.raises(ValueError, match="at least 1"):
+        Layout(tensor_size=0)
+
+
+def test_a_sum_has_the_order_of_ranks_on_every_rank() -> None:
+    parts = [numbers(rank, 5, 33) for rank in range(3)]
+    in_order = reduce(torch.add, parts)
+    assert not torch.equal(in_order, reduce(torch.add, reversed(parts))), "the order must matter here"
+
+    def one(collectives: Collectives) -> torch.Tensor:
+        x = parts[collectives.rank].clone()
+        collectives.all_reduce(x)
+        return x
+
+    for x in on_threads(3, one):
+        assert torch.equal(x, in_order)
+
+
+def test_uneven_parts_gather_on_rank_0() -> None:
+    def one(collectives: Collectives) -> list[torch.Tensor] | None:
+        return collectives.gather(numbers(collectives.rank, 2 + collectives.rank, 3))
+
+    first, *others = on_threads(3, one)
+    assert first is not None and others == [None, None]
+    assert all(torch.equal(part, numbers(rank, 2 + rank, 3)) for rank, part in enumerate(first))
+
+
+def test_everybody_has_all_parts_and_what_the_source_had() -> None:
+    def one(collectives: Collectives) -> tuple[list[torch.Tensor], torch.Tensor]:
+        x = numbers(collectives.rank, 4)
+        parts = collectives.all_gather(x)
+        collectives.broadcast(x, 1)
+        return parts, x
+
+    for parts, x in on_threads(2, one):
+        assert torch.equal(torch.stack(parts), torch.stack([numbers(0, 4), numbers(1, 4)]))
+        assert torch.equal(x, numbers(1, 4))
+
+
+def test_what_was_sent_is_counted() -> None:
+    def one(collectives: Collectives) -> tuple[int, int]:
+        collectives.all_reduce(numbers(0, 8, 4))
+        collectives.broadcast(numbers(0, 2), 1)
+        return collectives.counters.calls, collectives.counters.sent_bytes
+
+    assert on_threads(2, one) == [(2, 128), (2, 136)]
+
+
+def test_alone_nothing_changes() -> None:
+    x, alone = numbers(0, 3), Alone()
+    alone.all_reduce(x)
+    alone.broadcast(x, 0)
+    (part,), (other,) = alone.gather(x) or [], alone.all_gather(x)
+    assert torch.equal(x, numbers(0, 3)) and part is x and other is x
+
+
+def test_processes_meet_at_a_file(tmp_path: Path) -> None:
+    outputs = in_processes("tests.model_runtime.rank_sums", 2, [str(tmp_path / "meet")])
+    assert [json.loads(line) for line in outputs] == [[0, [11.0, 22.0]], [1, [11.0, 22.0]]]
