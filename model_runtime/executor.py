@@ -111,7 +111,7 @@ def _runner(
     images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device)
     served = decoder if on_cpu else on_device(decoder, kv, info.max_model_len, scheduler.max_num_seqs)
     draft = draft_model(scheduler, runtime, part, decoder, kv)
-    return Runner(served, kv, info.block_size, ops, images, config.bidirectional_images, draft)
+    return Runner(served, kv, info.block_size, ops, images, config.bidirectional_images, draft, decoder.final_norm)
 
 
 def _weight_cache(runtime: RuntimeConfig, ops: Ops) -> WeightCache | None:

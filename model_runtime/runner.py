@@ -19,7 +19,8 @@ from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.images import ImageStore
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import Ops
-from scheduler.plan import RowLogprobs, SampleRows, ScoreRows, StepPlan, StepResult, floats, ints
+from model_runtime.pooling import Norm, pooled_sums
+from scheduler.plan import PoolRows, RowLogprobs, SampleRows, ScoreRows, StepPlan, StepResult, doubles, floats, ints
 
 SCORE_CHUNK = 64
 """Prompt rows whose logits exist at the same time: 64 rows of 49 152 float32 are 12 MiB."""
@@ -58,11 +59,13 @@ class Runner:
         images: ImageStore | None = None,
         bidirectional_images: bool = False,
         draft: DraftModel | None = None,
+        final_norm: Norm | None = None,
     ) -> None:
         """`images` is None for a model that takes none; `bidirectional_images` says that its images attend to
-        themselves in both directions."""
+        themselves in both directions. `final_norm`, of the model, is needed for sequences that are pooled."""
         self._model, self._kv, self._block_size, self._ops = model, kv, block_size, ops
         self._images, self._bidirectional_images, self._draft = images, bidirectional_images, draft
+        self._final_norm = final_norm
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -78,7 +81,12 @@ class Runner:
         token_ids, sampled = self._sample(model, hidden_TC, plan.sample)
         scored = self._score(hidden_TC, plan.score)
         return StepResult(
-            step_id=plan.step_id, token_ids=token_ids, sampled=sampled, scored=scored, failed_slots=failed_slots
+            step_id=plan.step_id,
+            token_ids=token_ids,
+            sampled=sampled,
+            scored=scored,
+            failed_slots=failed_slots,
+            pooled=self._pool(hidden_TC, plan.pool),
         )
 
     @torch.inference_mode()
@@ -97,6 +105,12 @@ class Runner:
         if not rows.rows:
             return ints(), RowLogprobs()
         return self._ops.sample(_logits(model, hidden_TC, rows.rows), rows)
+
+    def _pool(self, hidden_TC: Tensor, pool: PoolRows) -> "array[float]":
+        if not pool.rows:
+            return doubles()
+        assert self._final_norm is not None, "a sequence to pool, and nothing to do it with"
+        return pooled_sums(hidden_TC, pool, self._final_norm)
 
     def _score(self, hidden_TC: Tensor, rows: ScoreRows) -> RowLogprobs:
         parts = []

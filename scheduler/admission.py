@@ -5,11 +5,13 @@ from scheduler.request import NeverFits, QueueFull, Request
 
 
 def refuse_what_never_fits(request: Request, max_model_len: int, num_blocks: int, config: SchedulerConfig) -> None:
-    """Raise NeverFits unless the known tokens and one more can be had. max_tokens is a limit and not a reservation:
-    a sequence that would outgrow the model or the whole KV pool ends with LENGTH there."""
+    """Raise NeverFits unless the known tokens and, if one is sampled, one more can be had. max_tokens is a limit and
+    not a reservation: a sequence that would outgrow the model or the whole KV pool ends with LENGTH there."""
     num_prompt, num_outputs = len(request.prompt_ids), len(request.output_ids)
+    assert num_prompt > 0, f"sequence {request.seq_id} has an empty prompt"
     assert num_outputs < request.sampling.max_tokens, f"sequence {request.seq_id} has had all its tokens"
-    num_tokens = num_prompt + num_outputs + 1
+    assert request.pooling is None or not num_outputs, f"sequence {request.seq_id} is pooled and has had tokens"
+    num_tokens = num_prompt + num_outputs + (request.pooling is None)
     if num_tokens > max_model_len:
         raise NeverFits(num_tokens, max_model_len, "tokens")
     needed = -(-num_tokens // config.block_size)

@@ -12,10 +12,11 @@ from array import array
 from collections import Counter
 from math import isinf
 
-from scheduler.plan import RowLogprobs, SampleRows, StepPlan, StepResult, floats, ints, offsets
+from scheduler.plan import PoolRows, RowLogprobs, SampleRows, StepPlan, StepResult, doubles, floats, ints, offsets
 
 ROOT = 1
 VOCAB = 48
+POOLED_MODULUS = 1009
 IMAGE_TOKEN = -2
 """What stands in a prompt for an embedding; no text has it."""
 
@@ -38,6 +39,11 @@ def rotated(row: int, position: int, rope: tuple[int, int, int]) -> int:
 def logprob(state: int, token: int) -> float:
     """A made-up log-probability; exact in float32."""
     return -(hash((state, token)) % 64) / 4
+
+
+def pooled(state: int) -> tuple[int, int]:
+    """A row's contribution to a pooled sum: which text it ends, and that it is one row."""
+    return state % POOLED_MODULUS, 1
 
 
 def choose(state: int, sampling: tuple[object, ...], banned: set[int]) -> int:
@@ -188,7 +194,16 @@ class FakeRuntime:
             sampled=_logprobs(states, sampled_pairs, sample.top_logprobs),
             scored=_logprobs(states, scored_pairs, score.top_logprobs),
             failed_slots=ints(failing),
+            pooled=_sums(states, plan.pool),
         )
+
+
+def _sums(states: list[int], pool: PoolRows) -> "array[float]":
+    sums = doubles()
+    for index, (first, count) in enumerate(zip(pool.rows, pool.counts, strict=True)):
+        before = pool.sums[pool.sum_offsets[index] : pool.sum_offsets[index + 1]] or (0.0, 0.0)
+        sums.extend(map(sum, zip(before, *map(pooled, states[first : first + count]), strict=True)))
+    return sums
 
 
 def _logprobs(states: list[int], pairs: list[tuple[int, int]], num_tops: "array[int]") -> RowLogprobs:

@@ -39,7 +39,7 @@ class ImagePlanner:
     """Pixels and encoder cache; without sequences that have images every call costs next to nothing."""
 
     def __init__(self, limits: EncoderLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._cache = EncoderCache(limits)
         self._sources: dict[bytes, _Source] = {}
         self._jobs: list[_Job] = []
@@ -56,13 +56,13 @@ class ImagePlanner:
         """Raise NeverFits for an image that the memory to encode or to keep it was not planned for, PixelsMissing where
         pixels are needed."""
         images = request.images.images
-        assert not images or self._limits.bytes_per_embedding, "images for a model that has none"
+        assert not images or self.limits.bytes_per_embedding, "images for a model that has none"
         for image in images:
-            if image.num_pixels > self._limits.max_image_pixels:
-                raise NeverFits(image.num_pixels, self._limits.max_image_pixels, "pixels of one preprocessed image")
+            if image.num_pixels > self.limits.max_image_pixels:
+                raise NeverFits(image.num_pixels, self.limits.max_image_pixels, "pixels of one preprocessed image")
             num_bytes = self._cache.bytes_for(image.num_embeddings)
-            if num_bytes > self._limits.cache_bytes:
-                raise NeverFits(num_bytes, self._limits.cache_bytes, "bytes of encoder cache for one image")
+            if num_bytes > self.limits.cache_bytes:
+                raise NeverFits(num_bytes, self.limits.cache_bytes, "bytes of encoder cache for one image")
         brought = {image.key for image in images if image.pixels is not None}
         missing = sum(image.key not in brought and image.key not in self._sources for image in images)
         if missing:

@@ -20,5 +20,6 @@ def check_queues(
     assert num_prompt == sum(seq.num_prompt for seq in queued), "prompt tokens are miscounted"
     for seq in queued:
         assert seq.status is (Status.RUNNING if seq.blocks else Status.WAITING), "status and blocks disagree"
-        assert 0 <= seq.num_computed < len(seq.tokens) < seq.max_total, "token counts are out of range"
+        assert 0 <= seq.num_computed < len(seq.tokens), "token counts are out of range"
+        assert seq.room_to_start <= seq.max_total, "a sequence with all its tokens goes on"
         assert seq.blocks or seq.num_computed == 0, "computed tokens without blocks"

@@ -26,13 +26,14 @@ class KVBlocks:
     def reserve(self, seq: Sequence, *, spare: int) -> bool:
         """Give a sequence without blocks those of all its known tokens, taking what it can from the prefix cache.
 
-        Does nothing and returns False unless one token more would fit as well and `spare` blocks stay available.
+        Does nothing and returns False unless the token that it samples would fit as well and `spare` blocks stay
+        available.
         """
         assert not seq.blocks, f"sequence {seq.request.seq_id} has blocks already"
         if self.pool.num_available <= spare:
             return False
         hits = self._find_prefix(seq)
-        taken = self.blocks_for(len(seq.tokens) + 1) - sum(self.pool.references(block) > 0 for block in hits)
+        taken = self.blocks_for(seq.room_to_start) - sum(self.pool.references(block) > 0 for block in hits)
         if taken + spare > self.pool.num_available:
             return False
         for block in hits:
@@ -115,7 +116,7 @@ class KVBlocks:
 
     def _shareable(self, seq: Sequence) -> int:
         """Blocks that a sequence may take from the cache: full ones that leave a token to compute."""
-        return 0 if seq.scores_prompt else (len(seq.tokens) - 1) // self._block_size
+        return 0 if seq.needs_every_row else (len(seq.tokens) - 1) // self._block_size
 
     def _find_prefix(self, seq: Sequence) -> list[int]:
         hits: list[int] = []

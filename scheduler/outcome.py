@@ -1,11 +1,14 @@
 """From a step's result to what a sequence's owner is told. Pure functions used by `Scheduler`, engine process."""
 
 from array import array
+from math import isfinite
 
 from scheduler.plan import FAILED_TOKEN, RowLogprobs
 from scheduler.request import FinishReason, TokenEvent, TokenLogprob
 from scheduler.sequence import Sequence, Status
 from scheduler.speculation import verify
+
+NOT_FINITE = "the model's output was not finite"
 
 
 def logprob_at(rows: RowLogprobs, row: int) -> TokenLogprob:
@@ -47,7 +50,7 @@ def failure(seq: Sequence) -> tuple[FinishReason, str]:
         return FinishReason.DEAD_END, (
             "no token is left that the grammar allows and that is not banned, or the grammar became too complex"
         )
-    return FinishReason.ERROR, "the model's output was not finite"
+    return FinishReason.ERROR, NOT_FINITE
 
 
 def token_event(seq: Sequence, sampled: RowLogprobs, row: int, count: int, num_drafts: int) -> TokenEvent:
@@ -69,6 +72,18 @@ def token_event(seq: Sequence, sampled: RowLogprobs, row: int, count: int, num_d
         cached_tokens=(seq.prefix_hit or 0) if first else 0,
         finish_reason=reason,
         stop_token_id=stop_token,
+    )
+
+
+def pooled_event(seq: Sequence) -> TokenEvent:
+    """The only event of a sequence that is pooled, when its prompt is computed."""
+    if not all(map(isfinite, seq.pool_sum)):
+        return TokenEvent(seq.request.seq_id, finish_reason=FinishReason.ERROR, message=NOT_FINITE)
+    return TokenEvent(
+        seq.request.seq_id,
+        cached_tokens=seq.prefix_hit or 0,
+        finish_reason=FinishReason.STOP,
+        pooled=seq.pool_sum.tobytes(),
     )
 
 

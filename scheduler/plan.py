@@ -6,7 +6,8 @@ without a copy, no sets, no dictionaries keyed by request. Everything the runtim
 runtime keeps no per-request state.
 
 Legend: S sequences in the step, T tokens in the step, R rows that sample a token, M rows of these with a mask,
-V vocabulary, P prompt rows that are scored, J images to encode, E spans of image embeddings in the step.
+V vocabulary, P prompt rows that are scored, N sequences that are pooled, C hidden size, J images to encode, E spans of
+image embeddings in the step.
 """
 
 from array import array
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 
 INT = "i"  # int32
 FLOAT = "f"  # float32
+DOUBLE = "d"  # float64
 UINT64 = "Q"  # uint64
 
 NO_LOGPROBS = -1
@@ -35,6 +37,11 @@ def ints(values: "list[int] | tuple[int, ...]" = ()) -> "array[int]":
 def floats(values: "list[float] | tuple[float, ...]" = ()) -> "array[float]":
     """A float32 buffer."""
     return array(FLOAT, values)
+
+
+def doubles(values: "list[float] | tuple[float, ...]" = ()) -> "array[float]":
+    """A float64 buffer."""
+    return array(DOUBLE, values)
 
 
 def uints(values: "list[int] | tuple[int, ...]" = ()) -> "array[int]":
@@ -98,6 +105,19 @@ class ScoreRows:
     """int32 [P]: the prompt token that follows the row."""
     top_logprobs: "array[int]" = field(default_factory=ints)
     """int32 [P]: how many alternatives to report (0..20)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRows:
+    """Sequences of which rows of the final norm's output are summed. Every per-sequence buffer has N entries."""
+
+    rows: "array[int]" = field(default_factory=ints)
+    """int32 [N]: index into the step's T tokens of the first one that counts."""
+    counts: "array[int]" = field(default_factory=ints)
+    """int32 [N], each >= 1: rows that count, from that one on."""
+    sums: "array[float]" = field(default_factory=doubles)
+    sum_offsets: "array[int]" = field(default_factory=offsets)
+    """Ragged float64 lists, offsets [N + 1]: the C numbers that the earlier steps came to; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +195,7 @@ class StepPlan:
     """int32: image embeddings to forget, before anything else is done."""
     encode: ImageJobs = field(default_factory=ImageJobs)
     images: ImageSpans = field(default_factory=ImageSpans)
+    pool: PoolRows = field(default_factory=PoolRows)
     by_draft_model: bool = False
     """The draft model computes the step, not the model."""
 
@@ -206,6 +227,8 @@ class StepResult:
     """R rows."""
     scored: RowLogprobs
     """P rows."""
+    pooled: "array[float]" = field(default_factory=doubles)
+    """float64 [N, C]: the sum of each pooled sequence so far, row by row in the order of positions."""
     failed_slots: "array[int]" = field(default_factory=ints)
     """int32: images of the plan's jobs that gave another number of embeddings than planned, or numbers that are not
     finite. Nothing is kept under these slots; what the step computed from them is void."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from scheduler.image_spans import add_rope_rows, add_span_rows
 from scheduler.plan import ImageJobs, ImageSpans, SampleRows, ScoreRows, StepPlan, ints
+from scheduler.pooling import pool_rows
 from scheduler.sampling_rows import SampledRows, add_score_rows
 from scheduler.sequence import Sequence
 
@@ -15,7 +16,7 @@ NO_DRAFTS = ints()
 
 
 class Planned(NamedTuple):
-    """What a step does. Every list has an entry for each of its sequences."""
+    """What a step does. Every list but `pooled` has an entry for each of its sequences."""
 
     seqs: list[Sequence]
     num_tokens: list[int]
@@ -26,9 +27,11 @@ class Planned(NamedTuple):
     """Rows that are sampled: the last known token, if it is among them, and each draft."""
     num_scored: list[int]
     """Prompt rows that are scored."""
+    pooled: list[Sequence]
+    """Those with rows that are summed, in the order of the result's sums."""
 
     def by_sequence(self) -> "Iterator[tuple[Sequence, int, array[int], int, int]]":
-        """One entry of each list, sequence by sequence."""
+        """One entry of each other list, sequence by sequence."""
         return zip(self.seqs, self.num_tokens, self.drafts, self.num_samples, self.num_scored, strict=True)
 
 
@@ -62,9 +65,12 @@ class PlanBuilder:
         """The finished plan, and what it does."""
         seqs, query_lens = self._seqs, self._query_lens
         kv_lens = [seq.num_computed + num_tokens for seq, num_tokens in zip(seqs, query_lens, strict=True)]
-        samples = [kv_len >= len(seq.tokens) for seq, kv_len in zip(seqs, kv_lens, strict=True)]
+        samples = [
+            kv_len >= len(seq.tokens) and seq.request.pooling is None for seq, kv_len in zip(seqs, kv_lens, strict=True)
+        ]
         ends = [*accumulate(query_lens)]
         score, num_scored = self._score_rows(ends)
+        pool, pooled = pool_rows(seqs, query_lens, ends)
         plan = StepPlan(
             step_id=step_id,
             token_ids=self._token_ids(kv_lens),
@@ -77,10 +83,11 @@ class PlanBuilder:
             drop_slots=drop_slots,
             encode=encode,
             images=self._span_rows(ends),
+            pool=pool,
         )
         num_drafts = [*map(len, self._drafts)]
         num_tokens, num_samples = [*map(sub, query_lens, num_drafts)], [*map(add, samples, num_drafts)]
-        return plan, Planned(seqs, num_tokens, self._drafts, num_samples, num_scored)
+        return plan, Planned(seqs, num_tokens, self._drafts, num_samples, num_scored, pooled)
 
     def _token_ids(self, kv_lens: list[int]) -> "array[int]":
         token_ids = ints()

@@ -27,12 +27,13 @@ def queue_rank(seq: Sequence) -> tuple[int, bool, int]:
 
 
 def split_prompts(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-    """(those with one token to compute, which is no image's; the others), both in the order of `running`."""
+    """(those with one token to compute, which is no image's, and one to sample then; the others), both in the order of
+    `running`."""
     decodes: list[Sequence] = []
     prompts: list[Sequence] = []
     for seq in running:
         follows = seq.num_computed == len(seq.tokens) - 1 and seq.num_computed >= seq.image_end
-        (decodes if follows else prompts).append(seq)
+        (decodes if follows and seq.request.pooling is None else prompts).append(seq)
     return decodes, prompts
 
 

@@ -7,9 +7,13 @@ one sequence: the n choices of an API request are n requests that name the same 
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from scheduler.plan import ImagePixels, ints
+
+Pooling: TypeAlias = Literal["mean", "last"]
+"""What is made of a prompt's hidden states instead of an output: the sum of all, of which the owner makes the mean, or
+the last one."""
 
 
 class FinishReason(StrEnum):
@@ -131,6 +135,8 @@ class Request:
     leader: int | None = None
     """seq_id of a request with the same prompt (n > 1): wait for its prefill and share its blocks."""
     images: PromptImages = NO_IMAGES
+    pooling: Pooling | None = None
+    """Ends with STOP and the pooled hidden states when the prompt is computed; nothing is sampled."""
     output_ids: "array[int]" = field(default_factory=ints)
     """int32: output tokens that an engine before this one has produced and told. The sequence goes on behind them as
     that engine would have; its events tell of what follows."""
@@ -167,6 +173,8 @@ class TokenEvent(NamedTuple):
     """The member of stop_token_ids that ended the sequence (not set for end-of-sequence tokens)."""
     message: str = ""
     """What went wrong, for ERROR and TIMEOUT."""
+    pooled: bytes = b""
+    """float64 [C]: the final norm's output, summed as `Request.pooling` says."""
 
 
 class SchedulerError(Exception):

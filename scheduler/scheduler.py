@@ -18,9 +18,10 @@ from scheduler.images import ImagePlanner
 from scheduler.invariants import check_queues
 from scheduler.kv_blocks import KVBlocks
 from scheduler.masks import TokenMasks
-from scheduler.outcome import failure, logprob_at, take_tokens, token_event, whereabouts
+from scheduler.outcome import failure, logprob_at, pooled_event, take_tokens, token_event, whereabouts
 from scheduler.plan import StepPlan, StepResult
 from scheduler.plan_builder import PlanBuilder, Planned
+from scheduler.pooling import take_sums
 from scheduler.request import FinishReason, Request, TokenEvent
 from scheduler.sampling_rows import SampledRows
 from scheduler.sequence import Sequence, Status
@@ -50,7 +51,6 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._kv = KVBlocks(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
         self._images = ImagePlanner(encoder)
-        self._whole_spans = encoder.whole_spans
         self._live: dict[int, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -65,24 +65,16 @@ class Scheduler:
     def add(self, request: Request, now: float) -> None:
         """Accept a request. Raises NeverFits, QueueFull or PixelsMissing, and then keeps nothing of it."""
         assert request.seq_id not in self._live, f"sequence {request.seq_id} is live already"
-        num_prompt = len(request.prompt_ids)
-        assert num_prompt > 0, f"sequence {request.seq_id} has an empty prompt"
         refuse_what_never_fits(request, self._max_model_len, self._kv.pool.num_blocks, self._config)
-        refuse_overload(num_prompt, len(self._live), self._live_prompt_tokens, self._config)
+        refuse_overload(len(request.prompt_ids), len(self._live), self._live_prompt_tokens, self._config)
         self._images.refuse(request)
         deadline = now + self._config.request_timeout if request.deadline is None else request.deadline
-        seq = Sequence(
-            request=request,
-            arrival=self._next_arrival,
-            deadline=deadline,
-            max_total=min(num_prompt + request.sampling.max_tokens, self._max_total),
-            tokens=request.prompt_ids + request.output_ids,
-        )
+        seq = Sequence(request=request, arrival=self._next_arrival, deadline=deadline, longest=self._max_total)
         if request.images.images:
             self._images.add(seq)
         self._next_arrival += 1
         self._live[request.seq_id] = seq
-        self._live_prompt_tokens += num_prompt
+        self._live_prompt_tokens += seq.num_prompt
         self._earliest_deadline = min(self._earliest_deadline, deadline)
         insort(self._waiting, seq, key=policy.queue_rank)
 
@@ -111,7 +103,7 @@ class Scheduler:
         if complete:
             prompts += self._admit(prompts, share)
         ready = self._images.ready(prompts, share, int(part * config.max_encode_pixels))
-        chunks = policy.split_share(ready, share, limit, whole_spans=self._whole_spans)
+        chunks = policy.split_share(ready, share, limit, whole_spans=self._images.limits.whole_spans)
         builder = PlanBuilder(config.block_size, self._sampled, self._images.slot)
         drafts = self._speculation.drafts(decodes, sum(num_tokens for _, num_tokens in chunks), limit, self._kv)
         for seq, following in zip(decodes, drafts, strict=True):
@@ -131,8 +123,8 @@ class Scheduler:
             return
         planned, self._planned = self._planned, None
         assert planned is not None, "a result without a plan"
-        num_samples = sum(planned.num_samples)
-        assert len(result.token_ids) == num_samples, f"{len(result.token_ids)} tokens for {num_samples} rows"
+        assert len(result.token_ids) == sum(planned.num_samples), "not a token for each row"
+        take_sums(planned.pooled, result.pooled)
         self._end_without_images(self._images.finish_jobs(result.failed_slots))
         row = score_row = 0
         for seq, num_tokens, drafts, samples, scored in planned.by_sequence():
@@ -182,9 +174,7 @@ class Scheduler:
         self._running.remove(seq)
         self._kv.release(seq)
         self._images.release(seq)
-        seq.status, seq.preempted = Status.WAITING, True
-        seq.guesses = seq.text_index = None
-        seq.prompt_scores.clear()
+        seq.wait_again()
         insort(self._waiting, seq, key=policy.queue_rank)
         self._counters.preemptions += 1
 
@@ -228,7 +218,7 @@ class Scheduler:
             return False
         if seq.prefix_hit is None:
             seq.prefix_hit = seq.num_computed
-            if self._config.enable_prefix_caching and not seq.scores_prompt:
+            if self._config.enable_prefix_caching and not seq.needs_every_row:
                 self._counters.look_up(seq.num_prompt, seq.num_computed)
         self._images.start(seq)
         self._waiting.remove(seq)
@@ -245,6 +235,8 @@ class Scheduler:
             self._images.advance(seq)
         if row is None:
             self._kv.register(seq)
+            if not seq.remaining:
+                self._end_pooled(seq)
             return
         count, failed = take_tokens(seq, result.token_ids, row, drafts)
         if count:
@@ -266,6 +258,15 @@ class Scheduler:
         self._events.append(event)
         if event.finish_reason is not None:
             self._remove(seq)
+
+    def _end_pooled(self, seq: Sequence) -> None:
+        """The prompt is computed, and nothing follows."""
+        event = pooled_event(seq)
+        self._counters.prompt_tokens += seq.num_prompt
+        if event.finish_reason is FinishReason.ERROR:
+            self._kv.distrust(seq)
+        self._events.append(event)
+        self._remove(seq)
 
     def _end_without_images(self, failed: list[bytes]) -> None:
         """End the sequences that need images which could not be encoded; what this step computed for them is void."""

@@ -3,12 +3,12 @@ engine process.
 """
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import Enum, auto
 
 from scheduler.guesses import Guesses
 from scheduler.lookup import TextIndex
-from scheduler.plan import ints
+from scheduler.plan import doubles, ints
 from scheduler.prefix_cache import CachedBlock
 from scheduler.request import Request, TokenLogprob
 
@@ -29,9 +29,11 @@ class Sequence:
     arrival: int
     """Order of acceptance; unique."""
     deadline: float
-    max_total: int
-    """Tokens, prompt and output, at which the sequence ends with LENGTH."""
-    tokens: "array[int]"
+    longest: InitVar[int]
+    """Tokens, prompt and output, that a sequence may have at most."""
+    max_total: int = field(init=False)
+    """Tokens, prompt and output, at which this one ends with LENGTH, or with its prompt if that is pooled."""
+    tokens: "array[int]" = field(init=False)
     """int32: prompt, then output."""
     num_prompt: int = field(init=False)
     """Prompt tokens."""
@@ -60,12 +62,22 @@ class Sequence:
     guesses: Guesses | None = None
     text_index: TextIndex | None = None
     """Of a running sequence whose tokens are guessed ahead; the index where they are looked up."""
+    pool_sum: "array[float]" = field(default_factory=doubles)
+    """float64 [C]: of the rows up to `num_computed`, where they are summed; means nothing before the first step."""
     preempted: bool = False
     overtaken: int = 0
     """Sequences that were admitted before this one because it found too few blocks."""
 
-    def __post_init__(self) -> None:
-        self.num_prompt = len(self.request.prompt_ids)
+    def __post_init__(self, longest: int) -> None:
+        request = self.request
+        self.num_prompt, self.tokens = len(request.prompt_ids), request.prompt_ids + request.output_ids
+        self.max_total = min(self.num_prompt + (0 if request.pooling else request.sampling.max_tokens), longest)
+
+    def wait_again(self) -> None:
+        """It was preempted: it computes its tokens again."""
+        self.status, self.preempted = Status.WAITING, True
+        self.guesses = self.text_index = None
+        self.prompt_scores.clear()
 
     @property
     def num_outputs(self) -> int:
@@ -81,3 +93,13 @@ class Sequence:
     def scores_prompt(self) -> bool:
         """Whether log-probabilities of the prompt are still owed: then every row of it must be computed."""
         return self.request.sampling.prompt_logprobs >= 0 and self.num_outputs == 0
+
+    @property
+    def needs_every_row(self) -> bool:
+        """Whether no row of the prompt can be taken from the prefix cache, which has keys and values only."""
+        return self.scores_prompt or self.request.pooling == "mean"
+
+    @property
+    def room_to_start(self) -> int:
+        """Tokens that it must find blocks for: those that are known, and one that it samples."""
+        return len(self.tokens) + (self.request.pooling is None)

@@ -54,6 +54,8 @@ class Summary:
     accepted: int = 0
     refused: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
+    pooled: int = 0
+    """Sequences that ended with their pooled states."""
     preemptions: int = 0
     prefix_hits: int = 0
     generation_tokens: int = 0
@@ -158,6 +160,7 @@ class _World:
             if event.finish_reason is not None:
                 del self._live[event.seq_id]
                 self.summary.finished[event.finish_reason] += 1
+                self.summary.pooled += bool(event.pooled)
                 self._users.remember([*parts, *oracle.outputs])
         stats = self.scheduler.stats()
         for name in COUNTERS:
@@ -212,6 +215,7 @@ def simulate(steps: int, seed: int, *, with_images: bool = False) -> Summary:
         total.accepted += summary.accepted
         total.refused += summary.refused
         total.finished += summary.finished
+        total.pooled += summary.pooled
         total.preemptions += summary.preemptions
         total.prefix_hits += summary.prefix_hits
         total.generation_tokens += summary.generation_tokens

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from math import isinf
 from random import Random
 
-from scheduler.fake_runtime import ROOT, VOCAB, choose, embedding, extend, logprob, rotated
-from scheduler.plan import ints
+from scheduler.fake_runtime import ROOT, VOCAB, choose, embedding, extend, logprob, pooled, rotated
+from scheduler.plan import doubles, ints
 from scheduler.request import FinishReason, Request, TokenEvent, TokenLogprob
 from scheduler.sequence import Sequence
 from scheduler.speculation import Proposal
@@ -43,21 +43,33 @@ class Oracle:
         self._finished = False
         self._state = ROOT
         self._prompt_scores: list[TokenLogprob] = []
+        states: list[int] = []
         for index, (token, row) in enumerate(zip(self.tokens, _prompt_rows(request), strict=True)):
             if index and request.sampling.prompt_logprobs >= 0:
                 scored = _expected_logprob(self._state, token, request.sampling.prompt_logprobs)
                 self._prompt_scores.append(scored)
             self._state = extend(self._state, row)
+            states.append(self._state)
+        counted = states if request.pooling == "mean" else states[-1:]
+        self._pooled = doubles([*map(sum, zip(*map(pooled, counted), strict=True))]).tobytes()
 
     def check(self, event: TokenEvent) -> None:
         """Assert that the event is the next one that this request may have."""
         assert not self._finished, f"sequence {event.seq_id} goes on after its end"
         self._finished = event.finish_reason is not None
-        if event.token_ids:
+        if event.pooled:
+            self._check_pooled(event)
+        elif event.token_ids:
+            assert self._request.pooling is None, "a token of a sequence that is pooled"
             self._check_tokens(event)
         else:
             assert event.finish_reason in (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR), event
             assert bool(event.message) == (event.finish_reason is not FinishReason.ABORT), event
+
+    def _check_pooled(self, event: TokenEvent) -> None:
+        assert (event.pooled, event.finish_reason) == (self._pooled, FinishReason.STOP), "wrong sum"
+        most_cached = len(self._request.prompt_ids) - 1 if self._request.pooling == "last" else 0
+        assert 0 <= event.cached_tokens <= most_cached, f"{event.cached_tokens} tokens cached"
 
     def peek(self, count: int) -> list[int]:
         """The next `count` tokens, or fewer if the text ends before; nothing changes."""

@@ -170,6 +170,7 @@ class RequestMaker:
             cache_salt=random.choice((b"", b"", b"tenant")),
             leader=random.choice(live) if live and random.random() < 0.2 else None,
             images=images,
+            pooling=random.choice(("mean", "last")) if random.random() < 0.15 else None,
         )
 
     def remember(self, parts: list[Part]) -> None:

@@ -89,5 +89,8 @@ class Decoder:
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """[R, V] float32 for rows of forward's result: final norm, then the output matrix."""
-        normed_RC = self.ops.rms_norm(hidden_RC, self.norm_C, self.config.rms_norm_eps)
-        return self.ops.linear(normed_RC, self.head, None).float()
+        return self.ops.linear(self.final_norm(hidden_RC), self.head, None).float()
+
+    def final_norm(self, hidden_RC: Tensor) -> Tensor:
+        """[R, C] for rows of forward's result."""
+        return self.ops.rms_norm(hidden_RC, self.norm_C, self.config.rms_norm_eps)

@@ -27,6 +27,7 @@ class Outcome:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    pooled: bytes = b""
 
 
 def _cache(model: LoadedModel, config: SchedulerConfig, num_blocks: int, kv_type: torch.dtype) -> list[KVLayer]:
@@ -63,7 +64,8 @@ class Session:
         elif speculative is not None and speculative.method == "self":
             draft_model = DraftModel(model=FirstLayers(model.decoder, speculative.num_draft_layers), kv=kv)
         ops = load_ops(torch.device("cpu"), "auto")
-        self.runner = Runner(model.decoder, kv, config.block_size, ops, draft=draft_model)
+        decoder = model.decoder
+        self.runner = Runner(decoder, kv, config.block_size, ops, draft=draft_model, final_norm=decoder.final_norm)
         self.scheduler = Scheduler(
             config, num_blocks=num_blocks, max_model_len=model.config.max_position, drafter=drafter
         )
@@ -99,3 +101,4 @@ class Session:
             outcome.logprobs += event.logprobs
             outcome.prompt_logprobs += event.prompt_logprobs
             outcome.finish_reason = event.finish_reason
+            outcome.pooled = event.pooled

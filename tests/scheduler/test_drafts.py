@@ -61,7 +61,7 @@ def test_suffix_drafts_what_the_same_tenant_was_answered_before() -> None:
 def test_images_are_no_drafts() -> None:
     drafter = LookupDrafter(4, 2, 8)
     request = show(0, [1, 2, A, 1, 2], pixels=False)
-    seq = Sequence(request=request, arrival=0, deadline=0.0, max_total=99, tokens=request.prompt_ids[:])
+    seq = Sequence(request=request, arrival=0, deadline=0.0, longest=99)
     seq.image_end = 10
     assert len(drafter.propose(seq).tokens) == 0
 

@@ -28,6 +28,7 @@ def test_ten_thousand_random_steps() -> None:
     assert summary.steps >= 10_000
     assert set(summary.finished) == set(FinishReason) - {FinishReason.DEAD_END}  # no grammars
     assert summary.finished.total() == summary.accepted > 1000
+    assert summary.pooled > 100
     assert summary.preemptions > 100
     assert summary.prefix_hits > 1000
     assert summary.refused > 100

@@ -191,9 +191,8 @@ def test_rows_of_drafts_are_sampled_as_if_the_drafts_were_output() -> None:
 
 
 def _sequence(num_outputs: int = 1) -> Sequence:
-    return Sequence(
-        request=ask(0, 3), arrival=0, deadline=0.0, max_total=1000, tokens=ints(list(range(3 + num_outputs)))
-    )
+    request = replace(ask(0, 3, max_tokens=997), output_ids=ints(list(range(num_outputs))))
+    return Sequence(request=request, arrival=0, deadline=0.0, longest=1000)
 
 
 @pytest.mark.parametrize(

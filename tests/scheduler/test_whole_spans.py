@@ -65,13 +65,7 @@ def _seq(parts: list[Part], seq_id: int, num_computed: int = 0) -> Sequence:
     request: Request = show(seq_id, parts)
     end = max((span.end for span in request.images.spans), default=0)
     return Sequence(
-        request=request,
-        arrival=seq_id,
-        deadline=0.0,
-        max_total=1000,
-        tokens=request.prompt_ids,
-        num_computed=num_computed,
-        image_end=end,
+        request=request, arrival=seq_id, deadline=0.0, longest=1000, num_computed=num_computed, image_end=end
     )
 
 
