@@ -26,4 +26,6 @@ def test_a_picture_from_a_file(tmp_path: Path) -> None:
         result = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=50)
     answer = json.loads(result.stdout)
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "image_tokens": 16}
-    assert answer["usage"]["completion_tokens"] == 16
+    # sampled with a random seed: an end of the text is as likely as any other token
+    length, (choice,) = answer["usage"]["completion_tokens"], answer["choices"]
+    assert (choice["finish_reason"], length) == ("length", 16) or (choice["finish_reason"] == "stop" and 1 <= length <= 16)
