@@ -256,7 +256,7 @@ class EngineClient:
         self._link.newest_down = message.generation
         if message.generation >= self._link.generation:
             self._lose_engine(message.reason)
-        for live in self._sequences.engine_lost(message.generation, killed=message.killed):
+        for live in self._sequences.engine_lost(message.generation, from_outside=message.from_outside):
             logger.error("sequence %d has repeatedly made the engine crash", live.message.seq_id)
             self._quarantine.add(live.request)
             self._end(live, FinishReason.ERROR, "the request has repeatedly made the engine crash")

@@ -23,8 +23,8 @@ from server.engine_link import NOWHERE
 from server.generation import GenerationRequest, RecoveryStats
 
 GUILTY = 3
-"""Points at which a suspect is guilty. A crash of the engine's own is as many; somebody may have killed it for another
-reason, so that is a single one."""
+"""Points at which a suspect is guilty. A crash of the engine's own is as many, and so is a step without end. What
+may have come from outside, a kill or a silence, is a single one."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -109,15 +109,15 @@ class LiveSequences:
             self.stats.pause_seconds += time.monotonic() - live.lost_at
             live.lost_at = None
 
-    def engine_lost(self, generation: int, *, killed: bool) -> list[Live]:
-        """An engine has ended, `killed` from outside. Returns the guilty, which the caller ends."""
+    def engine_lost(self, generation: int, *, from_outside: bool) -> list[Live]:
+        """An engine has ended, perhaps for a reason `from_outside`. Returns the guilty, which the caller ends."""
         self.stats.engines_lost += 1
         lost = [live for live in self._live.values() if live.engine == generation]
         for live in lost:
             live.engine = NOWHERE
             live.lost_at = live.lost_at or time.monotonic()
             if live.points is not None:
-                live.points += 1 if killed else GUILTY
+                live.points += 1 if from_outside else GUILTY
             elif live.crashed_at == len(live.outputs):
                 live.points = 0
                 self._trial = True

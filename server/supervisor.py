@@ -111,7 +111,7 @@ class Supervisor:
         self._start_engine()
 
     def _start_engine(self) -> None:
-        self._pulse, self._stalled = PulseWatch(), False
+        self._pulse, self._stall = PulseWatch(), ""
         arguments = [str(self._run_dir), str(self._generation), str(self._pulse.pipe)]
         self._engine = Child("server.engine", arguments, self._config, OPENMP_SETTINGS, [self._pulse.pipe])
 
@@ -178,10 +178,15 @@ class Supervisor:
 
     def _kill_if_stalled(self) -> None:
         """A stopped process, one that waits for what never comes, a step without end."""
-        silence = self._pulse.silence()
-        if silence > self._config.process.stall_timeout and not self._stalled:
-            logger.error("the engine has been silent for %.0f s; killing it", silence)
-            self._stalled = True
+        self._pulse.look()
+        limits = self._config.process
+        if self._stall:
+            return
+        if self._pulse.stuck:
+            self._stall = f"was stuck in a step for {limits.step_timeout:.0f} s"
+        elif self._pulse.silence > limits.stall_timeout:
+            self._stall = f"was silent for {limits.stall_timeout:.0f} s"
+        if self._stall:
             self._engine.process.kill()
 
     def _why_no_restart(self, code: int) -> int | None:
@@ -207,12 +212,11 @@ class Supervisor:
         delay = BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
         self._restart_at = now + delay
         self._engine.end(0.0)
-        self._pulse.close()
-        what = "was silent" if self._stalled else f"ended ({_describe(code)})"
-        reason = f"the engine {what} and is being restarted"
+        reason = f"the engine {self._stall or f'ended ({_describe(code)})'} and is being restarted"
         logger.error("%s in %.1f s", reason, delay)
-        killed = code == -signal.SIGKILL and not self._stalled
-        self._send(wire.EngineDown(self._generation, reason, killed))
+        from_outside = code == -signal.SIGKILL and not self._pulse.stuck
+        self._send(wire.EngineDown(self._generation, reason, from_outside))
+        self._pulse.close()
 
     def _send(self, message: wire.ToApi) -> None:
         self._socket.send(wire.encode(message), zmq.NOBLOCK)

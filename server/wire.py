@@ -153,8 +153,8 @@ class EngineDown(msgspec.Struct, frozen=True, tag="engine_down"):
 
     generation: int
     reason: str
-    killed: bool = False
-    """By somebody else, as far as can be seen: the kernel for want of memory, or a person."""
+    from_outside: bool = False
+    """Somebody else may have done it: a person, the kernel for want of memory, a machine that gave it no time."""
 
 
 class Watch(msgspec.Struct, frozen=True, tag="watch"):

@@ -1,57 +1,32 @@
 """Engines killed at random moments under 16 streams, whose texts must be those of an undisturbed run.
 
-`python -m tests.chaos.kills --kills 100 [--signal STOP]` prints a report. `test_kills.py` does a few in the suite.
+`python -m tests.chaos.kills --kills 100 [--signal STOP] [--images]` prints a report. `test_kills.py` does a few in the
+suite.
 """
 
 import argparse
+import contextlib
 import random
 import signal
-import statistics
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import psutil
 
-from tests.end_to_end.conftest import Server, run_server, sse_events
-from tests.end_to_end.test_conversation import CHAT, COMPLETIONS
+from server.tiny_vlm import write_tiny_vlm
+from tests.chaos.mix import Heard, Request, image_requests, listen, text_requests
+from tests.end_to_end.conftest import Server, run_server
 
 SPECULATION = '{"method": "ngram", "num_speculative_tokens": 8}'
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
 BUFFERED_SECONDS = 0.3
 """What arrives sooner after a kill was sent before it."""
-
-
-def requests(max_tokens: int) -> list[tuple[str, dict[str, Any]]]:
-    """(path, body) of 12 requests with 16 choices: greedy, seeded, n = 2, penalties, log-probabilities, grammars."""
-    chat = {"max_tokens": max_tokens, "stream_options": {"include_usage": True}}
-    found: list[tuple[str, dict[str, Any]]] = []
-    for index in range(4):
-        question = [{"role": "user", "content": f"Tell me a story about {index + 2} bears."}]
-        found += [
-            (CHAT, chat | {"messages": question, "temperature": 0, "ignore_eos": True}),
-            (CHAT, chat | {"messages": question, "seed": index, "n": 2, "frequency_penalty": 0.4, "logprobs": True}),
-        ]
-    for index in range(2):
-        form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
-        question = [{"role": "user", "content": "Who are you? Answer as JSON."}]
-        found += [
-            (CHAT, chat | {"messages": question, "seed": index, "response_format": form}),
-            (COMPLETIONS, chat | {"prompt": "one two three " * 8, "seed": index, "min_tokens": 20, "stop": ["seven"]}),
-        ]
-    return found
-
-
-@dataclass
-class Heard:
-    """What a stream said."""
-
-    choices: dict[int, list[Any]] = field(default_factory=dict)
-    """Texts, log-probabilities and ends of each choice, in order."""
-    completion_tokens: int = 0
-    error: str = ""
+REQUEST_SECONDS = 3600.0
+"""On a busy machine a hundred pauses are long."""
 
 
 @dataclass
@@ -69,33 +44,15 @@ class Report:
 class Chaos:
     """A server, and whoever kills its engine."""
 
-    def __init__(self, server: Server, max_tokens: int, seed: int, fault: signal.Signals) -> None:
-        self._server, self._requests, self._fault = server, requests(max_tokens), fault
+    def __init__(self, server: Server, requests: list[Request], seed: int, fault: signal.Signals) -> None:
+        self._server, self._requests, self._fault = server, requests, fault
         self._random = random.Random(seed)
         self._arrivals: list[float] = []
         self._done = threading.Event()
         self.report = Report()
 
-    def _listen(self, request: tuple[str, dict[str, Any]]) -> Heard:
-        path, body = request
-        heard = Heard()
-        body = {"model": self._server.model, "stream": True, **body}
-        with self._server.http.stream("POST", path, json=body, timeout=600) as response:
-            if response.status_code != 200:
-                return Heard(error=response.read().decode())
-            for event in sse_events(response.iter_lines()):
-                self._arrivals.append(time.monotonic())
-                if "error" in event:
-                    heard.error = str(event["error"])
-                for choice in event.get("choices", ()):
-                    text = choice.get("text") or choice.get("delta", {}).get("content") or ""
-                    logprobs = [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content", ())]
-                    said = heard.choices.setdefault(choice["index"], ["", [], []])
-                    said[0] += text
-                    said[1] += logprobs
-                    said[2] += [choice["finish_reason"]] if choice["finish_reason"] else []
-                heard.completion_tokens = (event.get("usage") or {}).get("completion_tokens", 0)
-        return heard
+    def _listen(self, request: Request) -> Heard:
+        return listen(self._server, request, lambda: self._arrivals.append(time.monotonic()), REQUEST_SECONDS)
 
     def round(self) -> list[Heard]:
         """All requests at once."""
@@ -143,6 +100,17 @@ class Chaos:
         return self.report
 
 
+@contextlib.contextmanager
+def chaos_server(*, images: bool, arguments: tuple[str, ...] = ()) -> Iterator[Server]:
+    """The embedded model, or a tiny one that takes images."""
+    arguments = ("--speculative-config", SPECULATION, "--request-timeout", str(REQUEST_SECONDS), *arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        if images:
+            write_tiny_vlm(Path(folder) / "tiny-vlm")
+        with run_server(*arguments, model=f"{folder}/tiny-vlm" if images else "embedded") as server:
+            yield server
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -151,17 +119,25 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=3.0, help="most seconds from going on to the next kill")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
-    arguments = parser.parse_args()
-    fault = signal.Signals["SIG" + arguments.signal]
-    with run_server("--speculative-config", SPECULATION, "--stall-timeout", "2") as server:
-        chaos = Chaos(server, arguments.max_tokens, arguments.seed, fault)
-        report = chaos.run(arguments.kills, arguments.spread)
+    parser.add_argument("--images", action="store_true", help="ask a tiny model with random weights about pictures")
+    parser.add_argument("--stall-timeout", default="15")
+    given = parser.parse_args()
+    requests = image_requests(given.max_tokens) if given.images else text_requests(given.max_tokens)
+    with chaos_server(images=given.images, arguments=("--stall-timeout", given.stall_timeout)) as server:
+        report = Chaos(server, requests, given.seed, signal.Signals["SIG" + given.signal]).run(
+            given.kills, given.spread
+        )
         metrics = server.metrics()
+    _show(report, metrics)
+
+
+def _show(report: Report, metrics: dict[str, float]) -> None:
     pauses = sorted(report.pauses)
+    p50, p95 = (pauses[int(len(pauses) * share)] for share in (0.5, 0.95))
     print(
         f"{report.kills} kills, {report.streams} streams: {len(report.errors)} errors, {len(report.different)} differ"
     )
-    print(f"pause p50 {statistics.median(pauses):.2f} s, longest {pauses[-1]:.2f} s, of {len(pauses)}")
+    print(f"pause p50 {p50:.2f} s, p95 {p95:.2f} s, longest {pauses[-1]:.2f} s, of {len(pauses)}")
     print({name: value for name, value in metrics.items() if name.startswith(("recovery", "engine_restarts"))})
     for problem in report.errors + report.different:
         print(problem[:2000])

@@ -4,15 +4,17 @@ import signal
 
 import pytest
 
-from tests.chaos.kills import SPECULATION, Chaos
-from tests.end_to_end.conftest import run_server
+from tests.chaos.kills import Chaos, chaos_server
+from tests.chaos.mix import image_requests, text_requests
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 
-def test_no_stream_notices() -> None:
-    with run_server("--speculative-config", SPECULATION) as server:
-        report = Chaos(server, 60, seed=3, fault=signal.SIGKILL).run(3, 0.8)
+@pytest.mark.parametrize("images", [False, True])
+def test_no_stream_notices(images: bool) -> None:
+    requests = image_requests(400) if images else text_requests(60)
+    with chaos_server(images=images) as server:
+        report = Chaos(server, requests, seed=3, fault=signal.SIGKILL).run(3, 0.8)
         metrics = server.metrics()
     assert (report.errors, report.different) == ([], [])
     assert report.kills == metrics["engine_restarts_total"] == 3

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.kills import requests
+from tests.chaos.mix import text_requests
 from tests.end_to_end.conftest import Server, run_server
 from tests.end_to_end.test_conversation import COMPLETIONS
 
@@ -20,7 +20,7 @@ def answer(server: Server, path: str, body: dict[str, Any]) -> Any:
 def test_poison_fails_alone() -> None:
     """Within three restarts, by a crash and then by a hang; after that it is refused at the door."""
     with run_server("--fault-hooks", "--stall-timeout", "3", "--step-timeout", "3") as server:
-        neighbours = requests(40)
+        neighbours = text_requests(40)
         undisturbed = [answer(server, path, body) for path, body in neighbours]
         for number, fault in enumerate(("crash", "hang"), 1):
             poison = {"model": server.model, "prompt": f"{fault} " * 9, "cache_salt": f"fault:{fault}", "max_tokens": 9}

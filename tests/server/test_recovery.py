@@ -33,9 +33,9 @@ class Engines:
         self.engine = await self.wires.greet(self.generation)
         await self.wires.ready(True)
 
-    async def crash(self, *, killed: bool = False) -> None:
+    async def crash(self, *, from_outside: bool = False) -> None:
         """The engine ends, and the next one starts."""
-        await self.supervisor.send(wire.encode(wire.EngineDown(self.generation, "it crashed", killed)))
+        await self.supervisor.send(wire.encode(wire.EngineDown(self.generation, "it crashed", from_outside)))
         await self.wires.ready(False)
         await self.start()
 
@@ -200,14 +200,14 @@ def test_crashes_between_which_there_were_tokens_prove_nothing(tmp_path: Path) -
     with_engines(tmp_path, scenario)
 
 
-def test_a_kill_from_outside_is_weak_evidence(tmp_path: Path) -> None:
+def test_what_may_come_from_outside_is_weak_evidence(tmp_path: Path) -> None:
     """It may be want of memory, which a request may cause: after three in its trial it is guilty all the same."""
 
     async def scenario(engines: Engines) -> None:
         stream = engines.ask()
         for _ in range(5):
             assert await engines.hears() == (1, [])
-            await engines.crash(killed=True)
+            await engines.crash(from_outside=True)
         assert await told(stream) == [(0, [], "error")]
 
     with_engines(tmp_path, scenario)
