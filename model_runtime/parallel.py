@@ -189,3 +189,8 @@ def connect(layout: Layout, rendezvous: str, device: torch.device, timeout_secon
         device.type, (layout.pipeline_size, layout.tensor_size), mesh_dim_names=("pp", "tp")
     )
     return TorchCollectives(mesh.get_group("tp"))
+
+
+def disconnect() -> None:
+    """Leave what `connect` joined; a process that ends without it may abort."""
+    torch.distributed.destroy_process_group()

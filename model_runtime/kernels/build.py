@@ -30,6 +30,7 @@ SOURCES = (
     "layers.cpp",
     "sample.cpp",
     "pool.cpp",
+    "collective.cpp",
 )
 HEADERS = (
     "vec.h",
@@ -37,6 +38,7 @@ HEADERS = (
     "attention_keys.h",
     "attention_tile.h",
     "pool.h",
+    "collective.h",
     "linear.h",
     "amx.h",
     "linear_pieces.h",

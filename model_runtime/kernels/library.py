@@ -33,6 +33,9 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "paged_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, N, N, N, N, N, F, N)),
     "workspace": (N, (P, N, N)),
     "run_layers": (N, (P, P, N, P, P)),
+    "join": (N, (P,)),
+    "all_reduce": (N, (P, P, N)),
+    "exchange": (N, (P, P, P)),
     "sample": (N, (P, N, N, N, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P)),
     "logprobs": (None, (P, N, N, P, P, P, P, P, P, P)),
 }
@@ -58,6 +61,9 @@ class Library:
     paged_attention: Callable[..., Any]
     workspace: Callable[..., Any]
     run_layers: Callable[..., Any]
+    join: Callable[..., Any]
+    all_reduce: Callable[..., Any]
+    exchange: Callable[..., Any]
     sample: Callable[..., Any]
     logprobs: Callable[..., Any]
 

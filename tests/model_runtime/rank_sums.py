@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from model_runtime.parallel import Layout, connect
+from model_runtime.parallel import Layout, connect, disconnect
 
 
 def main() -> None:
@@ -14,6 +14,7 @@ def main() -> None:
     collectives = connect(Layout(rank=rank, tensor_size=size), f"file://{file}", torch.device("cpu"), 30.0)
     x = torch.tensor([1.0, 2.0]) * 10**rank
     collectives.all_reduce(x)
+    disconnect()
     print(json.dumps([collectives.rank, x.tolist()]))
 
 

@@ -1,5 +1,7 @@
-"""Ranks for tests: in threads of this process, each with collectives over gloo, or in processes of their own."""
+"""Ranks for tests: in threads of this process, with collectives over gloo or shared memory, or in processes of their
+own."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +13,8 @@ from typing import TypeVar
 import torch.distributed
 
 from model_runtime.parallel import TorchCollectives
+from model_runtime.shared_collectives import SharedMemoryCollectives
+from model_runtime.shared_memory import make_region
 
 T = TypeVar("T")
 LIMIT_S = 60.0
@@ -29,6 +33,15 @@ def on_threads(size: int, function: Callable[[TorchCollectives], T]) -> list[T]:
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(one, range(size)))
+
+
+def on_shared_memory(size: int, function: Callable[[SharedMemoryCollectives], T]) -> list[T]:
+    """As `on_threads`."""
+    descriptor = make_region(size)
+    everyone = [SharedMemoryCollectives(descriptor, rank, size, LIMIT_S) for rank in range(size)]
+    os.close(descriptor)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(function, everyone))
 
 
 def in_processes(module: str, size: int, arguments: Sequence[str]) -> list[str]:

@@ -1,0 +1,210 @@
+#include "collective.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <ctime>
+
+#include <cerrno>
+#include <csignal>
+#include <unistd.h>
+#if defined(__linux__)
+#include <climits>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#endif
+
+#include "pool.h"
+#include "vec.h"
+
+namespace {
+
+constexpr int SPINS = 500;                // some 10 microseconds
+constexpr int64_t SLICE_NS = 20'000'000;  // of a longer wait, after which it looks whether the rank lives
+constexpr int64_t LINE = 64, PAGE = 4096;
+constexpr int64_t BLOCK = 1024;  // floats that are summed in the nearest cache
+
+// What a rank tells the others. `arrivals` is what they sleep on.
+struct alignas(LINE) Line {
+    std::atomic<uint32_t> arrivals, sleepers;
+    std::atomic<int64_t> pid;
+};
+static_assert(sizeof(Line) == LINE && std::atomic<uint32_t>::is_always_lock_free);
+
+int64_t now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1'000'000'000 + t.tv_nsec;
+}
+
+void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+Line& line(const Collective& c, int64_t rank) { return reinterpret_cast<Line*>(c.memory)[rank]; }
+
+// Of the arrival that comes next.
+char* slot(const Collective& c, int64_t rank) {
+    const int64_t lines = divide_up(c.size * LINE, PAGE) * PAGE;
+    return c.memory + lines + (2 * rank + (c.arrivals & 1)) * c.slot_bytes;
+}
+
+#if defined(__linux__)
+void sleep_on(std::atomic<uint32_t>& word, uint32_t seen) {
+    const timespec slice{0, SLICE_NS};
+    syscall(SYS_futex, &word, FUTEX_WAIT, seen, &slice, nullptr, 0);
+}
+void wake(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
+
+// A process that has ended and that nobody has waited for is dead too.
+bool is_dead(pid_t pid) {
+    const int process = int(syscall(SYS_pidfd_open, pid, 0));
+    if (process < 0) return errno == ESRCH;
+    pollfd ended{process, POLLIN, 0};
+    const bool dead = poll(&ended, 1, 0) == 1;
+    close(process);
+    return dead;
+}
+#else
+void sleep_on(std::atomic<uint32_t>&, uint32_t) {
+    const timespec slice{0, 50'000};
+    nanosleep(&slice, nullptr);
+}
+void wake(std::atomic<uint32_t>&) {}
+bool is_dead(pid_t pid) { return kill(pid, 0) && errno == ESRCH; }
+#endif
+
+// Whether `rank` has arrived as often as this one; false once it is dead or the time is over.
+bool wait_for(const Collective& c, int64_t rank) {
+    Line& other = line(c, rank);
+    const auto arrived = [&] { return int32_t(other.arrivals.load() - uint32_t(c.arrivals)) >= 0; };
+    for (int i = 0; i < SPINS; i++, pause())
+        if (arrived()) return true;
+    const int64_t deadline = now() + c.timeout_ns;
+    while (!arrived()) {
+        other.sleepers++;
+        // arrivals and sleepers are in one order for all: either this rank sees the arrival, or that one the sleeper
+        if (const uint32_t seen = other.arrivals; int32_t(seen - uint32_t(c.arrivals)) < 0)
+            sleep_on(other.arrivals, seen);
+        other.sleepers--;
+        const pid_t pid = pid_t(other.pid);
+        if (now() > deadline || (pid && is_dead(pid))) return arrived();
+    }
+    return true;
+}
+
+// This rank has filled its slot. Returns when all have, or 1 + the rank that does not come.
+int64_t arrive(Collective& c) {
+    c.arrivals++;
+    Line& mine = line(c, c.rank);
+    mine.arrivals = uint32_t(c.arrivals);
+    if (mine.sleepers) wake(mine.arrivals);
+    const int64_t began = now();
+    for (int64_t rank = 0; rank < c.size; rank++)
+        if (rank != c.rank && !wait_for(c, rank)) return 1 + rank;
+    c.waiting_ns += now() - began;
+    return 0;
+}
+
+// Counts a call when it is over.
+struct Counted {
+    Collective& c;
+    int64_t began = now();
+    ~Counted() {
+        c.calls++;
+        c.ns += now() - began;
+    }
+};
+
+// Numbers [begin, end) of x into a slot, past this core's caches: the slot's lines are in the other cores', and taking
+// them from there costs three times what it costs to write to memory. `begin` is at the start of a line.
+void publish(const float* x, int64_t begin, int64_t end, float* into) {
+    int64_t i = begin;
+#if defined(__AVX__)
+    for (; i + 8 <= end; i += 8) _mm256_stream_ps(into + i, _mm256_loadu_ps(x + i));
+    _mm_sfence();  // no later store, such as the arrival, is seen before these
+#endif
+    std::copy(x + i, x + end, into + i);
+}
+
+// x = the sum of all parts, of which parts[rank] is x.
+void sum(const float* const* parts, int64_t size, int64_t begin, int64_t end, float* x) {
+    for (int64_t first = begin; first < end; first += BLOCK) {
+        const int64_t count = std::min(end - first, BLOCK);
+        float total[BLOCK];
+        for (int64_t i = 0; i < count; i++) total[i] = parts[0][first + i] + parts[1][first + i];
+        for (int64_t rank = 2; rank < size; rank++)
+            for (int64_t i = 0; i < count; i++) total[i] += parts[rank][first + i];
+        std::copy(total, total + count, x + first);
+    }
+}
+
+// function(begin, end) over [0, count) in ranges of whole lines.
+template <class Function> void for_lines(int64_t count, int64_t work, Function function) {
+    constexpr int64_t FLOATS = LINE / sizeof(float);
+    pool::parallel_ranges(divide_up(count, FLOATS), work, [&](int64_t begin, int64_t end) {
+        function(begin * FLOATS, std::min(end * FLOATS, count));
+    });
+}
+
+constexpr int64_t MOST_RANKS = 64;
+
+}  // namespace
+
+int64_t all_reduce(Collective& c, float* x, int64_t count) {
+    const Counted counted{c};
+    const int64_t most = c.slot_bytes / int64_t(sizeof(float));
+    for (int64_t done = 0; done < count; done += most) {
+        const int64_t piece = std::min(most, count - done);
+        float *mine = reinterpret_cast<float*>(slot(c, c.rank)), *x_piece = x + done;
+        const float* parts[MOST_RANKS];
+        for (int64_t rank = 0; rank < c.size; rank++)
+            parts[rank] = rank == c.rank ? x_piece : reinterpret_cast<float*>(slot(c, rank));
+        for_lines(piece, 4 * piece, [&](int64_t begin, int64_t end) { publish(x_piece, begin, end, mine); });
+        c.sent_bytes += piece * int64_t(sizeof(float));
+        if (const int64_t lost = arrive(c)) return lost;
+        for_lines(piece, 4 * c.size * piece,
+                  [&](int64_t begin, int64_t end) { sum(parts, c.size, begin, end, x_piece); });
+    }
+    return 0;
+}
+
+extern "C" {
+
+// This rank is there. Returns 0 if there are more ranks than the memory's format knows.
+int64_t fl_join(Collective* c) {
+    if (c->size > MOST_RANKS) return 0;
+    line(*c, c->rank).pid = getpid();
+    return 1;
+}
+
+// See all_reduce.
+int64_t fl_all_reduce(Collective* c, float* x, int64_t count) { return c->size > 1 ? all_reduce(*c, x, count) : 0; }
+
+// What rank r has in parts[r], bytes[r] long, comes to parts[r] of every rank where that is not null. `bytes` is the same
+// everywhere. Returns 0, or 1 + the rank that did not come.
+int64_t fl_exchange(Collective* c, char* const* parts, const int64_t* bytes) {
+    const Counted counted{*c};
+    const int64_t longest = *std::max_element(bytes, bytes + c->size);
+    const auto piece = [&](int64_t rank, int64_t done) {
+        return std::clamp<int64_t>(bytes[rank] - done, 0, c->slot_bytes);
+    };
+    for (int64_t done = 0; done < longest; done += c->slot_bytes) {
+        const char* slots[MOST_RANKS];
+        for (int64_t rank = 0; rank < c->size; rank++) slots[rank] = slot(*c, rank);
+        const int64_t mine = piece(c->rank, done);
+        if (mine) std::memcpy(const_cast<char*>(slots[c->rank]), parts[c->rank] + done, mine);
+        c->sent_bytes += mine;
+        if (const int64_t lost = arrive(*c)) return lost;
+        for (int64_t rank = 0; rank < c->size; rank++)
+            if (rank != c->rank && parts[rank] && piece(rank, done))
+                std::memcpy(parts[rank] + done, slots[rank], piece(rank, done));
+    }
+    return 0;
+}
+}

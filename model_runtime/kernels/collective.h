@@ -1,0 +1,23 @@
+// What the ranks of one machine do together, in memory that they share.
+//
+// A rank writes its part into its own slot, counts up its arrivals, and waits for those of the others; then it reads
+// their slots. Slots are two, taken in turn: a rank that comes to collective n + 2 has seen everybody arrive at n + 1,
+// who had read what it wrote for n by then. So one arrival a collective is enough. What is longer than a slot goes in
+// pieces.
+//
+// Every rank calls the same functions in the same order with the same sizes. A rank that died, or does not come within
+// the time-out, is an error on all others; then the ranks can only be started again, in new memory.
+#pragma once
+
+#include <cstdint>
+
+// One rank's side. `shared_memory.py` fills it; the order of its fields is the same there.
+struct Collective {
+    char* memory;  // all zero before the first rank comes
+    int64_t rank, size, slot_bytes, timeout_ns;
+    int64_t arrivals;                          // so far
+    int64_t calls, sent_bytes, ns, waiting_ns;  // counters
+};
+
+// x[count] = the sum of all ranks' x, added in the order of ranks. Returns 0, or 1 + the rank that did not come.
+int64_t all_reduce(Collective& collective, float* x, int64_t count);

@@ -1,0 +1,99 @@
+"""`Collectives` of ranks on one machine's processors, in memory that they share (`kernels/collective.h`). Engine
+process and followers.
+
+A call costs some microseconds, where gloo takes half a millisecond.
+"""
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from ctypes import c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from model_runtime.kernels.library import library
+from model_runtime.parallel import CollectiveCounters
+from model_runtime.shared_memory import SLOT_BYTES, region_bytes
+
+NS = 1e-9
+
+
+class CCollective(ctypes.Structure):
+    """A rank's side, in the layout of `collective.h`."""
+
+    _fields_ = (
+        ("memory", c_void_p),
+        ("rank", c_int64),
+        ("size", c_int64),
+        ("slot_bytes", c_int64),
+        ("timeout_ns", c_int64),
+        ("arrivals", c_int64),
+        ("calls", c_int64),
+        ("sent_bytes", c_int64),
+        ("ns", c_int64),
+        ("waiting_ns", c_int64),
+    )
+
+
+class SharedMemoryCollectives:
+    """`descriptor` is of `shared_memory.make_region`, which every rank has. An assertion says which rank was lost: it
+    ended, or did not come within the time-out."""
+
+    def __init__(self, descriptor: int, rank: int, size: int, timeout_seconds: float) -> None:
+        self.rank, self.size = rank, size
+        self._memory = mmap.mmap(descriptor, region_bytes(size))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.structure = CCollective(address, rank, size, SLOT_BYTES, round(timeout_seconds / NS))
+        """For compiled code that sums by itself; `check` says what it returned."""
+        assert library().join(ctypes.byref(self.structure)), f"{size} ranks are too many for one machine"
+
+    @property
+    def counters(self) -> CollectiveCounters:
+        """Those of the structure."""
+        c = self.structure
+        return CollectiveCounters(
+            calls=c.calls, sent_bytes=c.sent_bytes, seconds=c.ns * NS, waiting_seconds=c.waiting_ns * NS
+        )
+
+    def check(self, lost: int) -> None:
+        """Raises AssertionError unless everybody came; `lost` is what a function of `collective.h` returned."""
+        assert not lost, f"rank {lost - 1} ended or did not come to a collective in time"
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Of float32."""
+        assert x.dtype == torch.float32 and x.is_contiguous(), f"a sum of {x.dtype}"
+        self.check(library().all_reduce(ctypes.byref(self.structure), x.data_ptr(), x.numel()))
+
+    def gather(self, x: Tensor) -> list[Tensor] | None:
+        """Lengths first, then the parts."""
+        lengths = torch.stack(self.all_gather(torch.tensor([len(x)]))).flatten().tolist()
+        row_bytes = x[0:1].nbytes if len(x) else x.new_empty((1, *x.shape[1:])).nbytes
+        parts = [x.new_empty((length, *x.shape[1:])) for length in lengths] if self.rank == 0 else None
+        self._exchange(x, parts, [length * row_bytes for length in lengths])
+        return parts
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """Parts in memory of their own."""
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        self._exchange(x, parts, [x.nbytes] * self.size)
+        return parts
+
+    def broadcast(self, x: Tensor, source: int) -> None:
+        """Only the source has a part."""
+        assert 0 <= source < self.size, f"there is no rank {source}"
+        assert x.is_contiguous(), "what is received into must be contiguous"
+        pointers = [x.data_ptr() if rank == source else None for rank in range(self.size)]
+        self._run(pointers, [x.nbytes if rank == source else 0 for rank in range(self.size)])
+
+    def _exchange(self, x: Tensor, parts: list[Tensor] | None, nbytes: Sequence[int]) -> None:
+        mine = x.contiguous()
+        pointers: list[int | None] = [None] * self.size if parts is None else [part.data_ptr() for part in parts]
+        pointers[self.rank] = mine.data_ptr()
+        self._run(pointers, nbytes)
+        if parts is not None:
+            parts[self.rank].copy_(x)
+
+    def _run(self, pointers: Sequence[int | None], nbytes: Sequence[int]) -> None:
+        parts, lengths = (c_void_p * self.size)(*pointers), (c_int64 * self.size)(*nbytes)
+        self.check(library().exchange(ctypes.byref(self.structure), parts, lengths))

@@ -1,0 +1,30 @@
+"""The memory through which the ranks of one machine talk. It has no name: whoever makes it hands its descriptor to the
+ranks, and it is gone with the last of them, however they end.
+
+Made by the process that starts the ranks, which does not import torch; used by `shared_collectives`.
+"""
+
+import os
+import tempfile
+
+SLOT_BYTES = 256 * 1024
+"""What a rank can say at once; a power of two. Longer things go in pieces of it, each while it is in the processor's
+second cache."""
+LINE_BYTES, PAGE_BYTES = 64, 4096
+
+
+def region_bytes(size: int) -> int:
+    """For `size` ranks, as `kernels/collective.cpp` lays it out: a line for each rank, then two slots for each."""
+    lines = -(-size * LINE_BYTES // PAGE_BYTES) * PAGE_BYTES
+    return lines + 2 * size * SLOT_BYTES
+
+
+def make_region(size: int) -> int:
+    """A descriptor of new memory for `size` ranks, all zero; the caller closes it."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("firstlight-ranks")
+    else:
+        with tempfile.TemporaryFile(prefix="firstlight-") as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, region_bytes(size))
+    return descriptor

@@ -1,0 +1,148 @@
+"""Collectives in shared memory: the same as over gloo, in pieces too; a rank that is lost wakes the others."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_runtime.kernels.build import build
+from model_runtime.shared_collectives import SharedMemoryCollectives
+from model_runtime.shared_memory import SLOT_BYTES, make_region, region_bytes
+from tests.model_runtime.ranks import on_shared_memory
+from tests.model_runtime.test_parallel import numbers
+
+SLOT_FLOATS = SLOT_BYTES // 4
+
+
+@pytest.mark.parametrize("count", [1, 1023, SLOT_FLOATS, SLOT_FLOATS + 1, 3 * SLOT_FLOATS + 77])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_sum_has_the_order_of_ranks_on_every_rank(size: int, count: int) -> None:
+    parts = [numbers(rank, count) for rank in range(size)]
+
+    def one(collectives: SharedMemoryCollectives) -> torch.Tensor:
+        x = parts[collectives.rank].clone()
+        collectives.all_reduce(x)
+        return x
+
+    for x in on_shared_memory(size, one):
+        assert torch.equal(x, reduce(torch.add, parts))
+
+
+def step(kind: str, collectives: SharedMemoryCollectives, seed: int) -> bool:
+    """Whether a collective of that kind gave what it must."""
+    random_ = random.Random(seed)
+    length, size, source = random_.choice([0, 1, 33, SLOT_FLOATS + 5]), collectives.size, random_.randrange(2)
+    parts = [numbers(100 * seed + rank, length + (rank if kind == "gather" else 0)) for rank in range(size)]
+    x = parts[collectives.rank].clone()
+    if kind == "all_reduce":
+        collectives.all_reduce(x)
+        return torch.equal(x, reduce(torch.add, parts))
+    if kind == "broadcast":
+        collectives.broadcast(x, source)
+        return torch.equal(x, parts[source])
+    if kind == "all_gather":
+        return all(map(torch.equal, collectives.all_gather(x), parts))
+    gathered = collectives.gather(x)
+    return gathered is None if collectives.rank else all(map(torch.equal, gathered or [], parts))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_kinds_and_sizes_in_any_order(size: int) -> None:
+    random_ = random.Random(size)
+    kinds = [random_.choice(["all_reduce", "broadcast", "all_gather", "gather"]) for _ in range(200)]
+
+    def one(collectives: SharedMemoryCollectives) -> list[bool]:
+        return [step(kind, collectives, seed) for seed, kind in enumerate(kinds)]
+
+    assert on_shared_memory(size, one) == [[True] * len(kinds)] * size
+
+
+def test_rows_of_other_types_and_shapes_gather() -> None:
+    def one(collectives: SharedMemoryCollectives) -> list[torch.Tensor] | None:
+        return collectives.gather(torch.full((collectives.rank, 2, 3), collectives.rank, dtype=torch.bfloat16))
+
+    first, *_ = on_shared_memory(3, one)
+    assert first is not None
+    assert [part.shape for part in first] == [(0, 2, 3), (1, 2, 3), (2, 2, 3)]
+    assert first[2].dtype == torch.bfloat16 and bool((first[2] == 2).all())
+
+
+def test_time_and_bytes_are_counted() -> None:
+    def one(collectives: SharedMemoryCollectives) -> SharedMemoryCollectives:
+        if collectives.rank == 1:
+            time.sleep(0.05)
+        collectives.all_reduce(torch.zeros(64))
+        return collectives
+
+    waited, late = (collectives.counters for collectives in on_shared_memory(2, one))
+    assert (waited.calls, waited.sent_bytes) == (late.calls, late.sent_bytes) == (1, 256)
+    assert 0.04 < waited.waiting_seconds <= waited.seconds
+    assert late.waiting_seconds < 0.04
+
+
+def test_what_never_comes_is_an_error_after_the_time_out() -> None:
+    descriptor = make_region(2)
+    collectives = SharedMemoryCollectives(descriptor, 0, 2, 0.2)
+    os.close(descriptor)
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match="rank 1 ended or did not come to a collective in time"):
+        collectives.all_reduce(torch.zeros(3))
+    assert 0.2 <= time.monotonic() - began < 5
+
+
+@contextmanager
+def peer(timeout_seconds: float) -> Iterator[tuple[SharedMemoryCollectives, "subprocess.Popen[str]"]]:
+    """Rank 0 here, rank 1 in a process of its own, which sums with this one."""
+    descriptor = make_region(2)
+    arguments = [str(build()), str(descriptor), str(region_bytes(2)), str(SLOT_BYTES)]
+    script = str(Path(__file__).parent / "peer_rank.py")
+    process = subprocess.Popen(
+        [sys.executable, script, *arguments], pass_fds=[descriptor], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "there\n"
+        yield SharedMemoryCollectives(descriptor, 0, 2, timeout_seconds), process
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(descriptor)
+
+
+def sums(collectives: SharedMemoryCollectives, until: Callable[[int], bool]) -> int:
+    """How often it summed."""
+    count = 0
+    while not until(count):
+        x = torch.ones(3)
+        collectives.all_reduce(x)
+        assert x.tolist() == [2.0, 3.0, 4.0]
+        count += 1
+    return count
+
+
+def test_a_killed_rank_wakes_the_others_long_before_the_time_out() -> None:
+    with peer(600.0) as (collectives, process):
+        assert sums(collectives, lambda count: count == 1000) == 1000
+        process.kill()  # nobody waits for it here: a zombie is dead too
+        began = time.monotonic()
+        with pytest.raises(AssertionError, match="rank 1 ended"):
+            sums(collectives, lambda count: time.monotonic() > began + 10)
+        assert time.monotonic() - began < 5
+
+
+def test_a_stopped_rank_is_an_error_after_the_time_out() -> None:
+    with peer(0.3) as (collectives, process):
+        sums(collectives, lambda count: count == 10)
+        process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(AssertionError, match="rank 1"):
+            sums(collectives, lambda count: time.monotonic() > began + 10)
+        assert 0.25 < time.monotonic() - began < 5
