@@ -112,6 +112,8 @@ class RuntimeInfo:
 
     max_model_len: int
     vocab_size: int
+    hidden_size: int
+    """Numbers of a pooled hidden state."""
     eos_token_ids: tuple[int, ...]
     num_blocks: int
     block_size: int

@@ -179,6 +179,7 @@ def _plan(
     return RuntimeInfo(
         max_model_len=pool.max_model_len,
         vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
         eos_token_ids=config.eos_token_ids,
         num_blocks=pool.num_blocks,
         block_size=scheduler.block_size,

@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 import zmq.asyncio
 
+from model_runtime.pooling_config import read_pooling
 from model_runtime.weights.errors import CheckpointError
 from server.app import create_app
 from server.child import EXIT_BAD_CONFIGURATION, ChildStart, socket_address, start_child
@@ -96,7 +97,8 @@ class Gateway:
         tokenizer = load_tokenizer_for(model.path, preprocessor)
         self._images = None if preprocessor is None else ImagePipeline(preprocessor, config.images)
         self._grammars = ProcessChecker(partial(_vocabulary, tokenizer, self._client))
-        app = create_app(config.gateway, self._client, tokenizer, model.name, self._grammars, self._images)
+        pooling = read_pooling(model.path, config.gateway.pooling)
+        app = create_app(config.gateway, self._client, tokenizer, model.name, self._grammars, self._images, pooling)
         self._listener = listener
         self._server = _Server(
             uvicorn.Config(

@@ -8,7 +8,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
-from server.api import chat, completions, health, models, openapi, tokens
+from model_runtime.pooling_config import PoolingRecipe
+from server.api import chat, completions, embeddings, health, models, openapi, tokens
 from server.api.gateway import Gateway, record_of
 from server.auth import Authentication
 from server.dialect import error_body
@@ -38,9 +39,10 @@ def create_app(
     model_name: str,
     grammars: Checker,
     images: ImagePipeline | None = None,
+    pooling: PoolingRecipe | None = None,
 ) -> FastAPI:
     """`model_name` is what the model is called unless the configuration names it; `images` is None for a model that
-    takes none. Raises CheckpointError for a faulty chat template."""
+    takes none, `pooling` for one that makes no embeddings. Raises CheckpointError for a faulty chat template."""
     names = config.model_names(model_name)
     app = FastAPI(
         title="firstlight",
@@ -58,6 +60,7 @@ def create_app(
         prompts=prompts,
         forms=OutputForms(prompts),
         images=images,
+        pooling=pooling,
         grammars=grammars,
         metrics=Metrics(engine, names[0]),
         responses=ResponseStore(
@@ -68,7 +71,7 @@ def create_app(
         model_names=names,
         created=int(time.time()),
     )
-    for module in (chat, completions, responses, messages, models, tokens, health):
+    for module in (chat, completions, responses, messages, embeddings, models, tokens, health):
         app.include_router(module.router)
     openapi.install(app)
     return app
@@ -87,9 +90,8 @@ def _middleware(config: GatewayConfig, engine: Engine) -> list[Middleware]:
                 expose_headers=EXPOSED_HEADERS,
             )
         )
-    door = Middleware(
-        Door, engine=engine, paths=frozenset(module.PATH for module in (chat, completions, responses, messages))
-    )
+    routes = (chat, completions, responses, messages, embeddings)
+    door = Middleware(Door, engine=engine, paths=frozenset(module.PATH for module in routes))
     bodies = Middleware(BodyBudget, limit=config.max_held_body_bytes)
     return [*layers, Middleware(Authentication, keys=config.api_key), door, bodies]
 

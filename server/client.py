@@ -234,7 +234,7 @@ class EngineClient:
             self._submit(live, self._pixels.missing(event.seq_id, live.request))
             return
         on_trial = live.points is not None
-        if event.token_ids:
+        if event.token_ids or event.pooled:
             self._sequences.take(live, event.token_ids)
         if event.finish_reason is not None or event.refusal:
             self._forget(event.seq_id)

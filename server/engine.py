@@ -122,6 +122,7 @@ class EngineLoop:
             cache_salt=message.cache_salt,
             leader=message.leader,
             images=unpack_images(message, pixels),
+            pooling=message.pooling,
         )
         self._on_request(request)
         if request.sampling.grammar is not None:
@@ -207,6 +208,7 @@ def _to_wire(event: TokenEvent) -> wire.Event:
         event.stop_token_id,
         event.message,
         num_drafts=event.num_drafts,
+        pooled=event.pooled,
     )
 
 

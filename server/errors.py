@@ -134,11 +134,11 @@ class Unavailable(ApiError):
 
 
 def context_overflow(prompt_tokens: int, max_model_len: int, *, param: str = "messages") -> BadRequest:
-    """The 400 for a prompt that leaves no room, in the words that clients search for."""
+    """The 400 for a prompt that is too long, or as long as the model, in the words that clients search for."""
+    reason = ", which leaves no room for output tokens" if prompt_tokens <= max_model_len else ""
     return BadRequest(
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
-        f"{prompt_tokens} input tokens, which leaves no room for output tokens. Please reduce the length of the "
-        f"{param}.",
+        f"{prompt_tokens} input tokens{reason}. Please reduce the length of the {param}.",
         param=param,
         code="context_length_exceeded",
         details={"n_prompt_tokens": prompt_tokens, "n_ctx": max_model_len},

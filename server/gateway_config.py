@@ -6,6 +6,8 @@ Parsed in the supervisor, read in the API process.
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from model_runtime.pooling_config import PoolingChoice
+
 ToolCallParser: TypeAlias = Literal[
     "auto", "deepseek_v3", "deepseek_v31", "kimi_k2", "mistral", "qwen3_coder", "glm45", "hermes", "llama3_json", "json"
 ]
@@ -61,6 +63,13 @@ class GatewayConfig:
     )
     tool_call_parser: ToolCallParser = field(
         default="auto", metadata={"help": "format in which the model writes tool calls; auto: its chat template tells"}
+    )
+    pooling: PoolingChoice = field(
+        default="auto",
+        metadata={
+            "help": "what /v1/embeddings makes of a text's hidden states: their mean or the last one, of length 1; "
+            "auto: what the checkpoint says, if anything"
+        },
     )
     access_log: bool = field(default=True, metadata={"help": "log one line for each request"})
 

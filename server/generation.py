@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from model_runtime.config import RuntimeInfo
-from scheduler.request import NO_IMAGES, PromptImages, SamplingParams
+from scheduler.request import NO_IMAGES, Pooling, PromptImages, SamplingParams
 from server.wire import Event, Stats
 
 
@@ -19,7 +19,7 @@ class GenerationRequest:
     """One prompt, n choices. Every API surface translates into this."""
 
     prompt_ids: "array[int]"
-    """int32, non-empty, within the vocabulary, shorter than max_model_len."""
+    """int32, non-empty, within the vocabulary, shorter than max_model_len; as long at most where it is pooled."""
     sampling: SamplingParams
     """`seed` holds the request's seed; the client mixes it with the index of each choice."""
     n: int = 1
@@ -29,6 +29,8 @@ class GenerationRequest:
     cache_salt: bytes = b""
     images: PromptImages = NO_IMAGES
     """Each with its pixels."""
+    pooling: Pooling | None = None
+    """As in `scheduler.request.Request`; then n is 1, and the only event of the engine has the pooled states."""
 
 
 @dataclass(slots=True)

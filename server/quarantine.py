@@ -16,10 +16,11 @@ MAX_QUARANTINED = 256
 
 
 def fingerprint(request: GenerationRequest) -> bytes:
-    """Equal for requests that an engine computes alike: what is read, and what the output must match."""
+    """Equal for requests that an engine computes alike: what is read, and what comes of it."""
     digest = hashlib.sha256(request.prompt_ids.tobytes())
     for image in request.images.images:
         digest.update(image.key)
+    digest.update((request.pooling or "").encode())
     if (grammar := request.sampling.grammar) is not None:
         digest.update(grammar.source.encode())
     return digest.digest()

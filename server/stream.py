@@ -82,7 +82,7 @@ class Generation:
             if not all(choice.ended for choice in self._choices()):
                 raise InternalError("The engine ended a stream without a reason.")
         except Exception as error:
-            self._end_all(_reason_of(error))
+            self._end_all(end_reason(error))
             raise
         finally:
             self.close()
@@ -136,7 +136,8 @@ class Generation:
         )
 
 
-def _reason_of(error: Exception) -> str | None:
+def end_reason(error: Exception) -> str | None:
+    """What a metric calls the end of a sequence that failed so; None where the engine never took it."""
     if isinstance(error, BadRequest | Overloaded):
         return None
     return "timeout" if isinstance(error, DeadlineExceeded) else "error"

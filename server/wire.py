@@ -12,9 +12,9 @@ from typing import TypeVar
 import msgspec
 
 from model_runtime.config import RuntimeInfo
-from scheduler.request import SamplingParams
+from scheduler.request import Pooling, SamplingParams
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 SUPERVISOR = b"supervisor"
 """ZeroMQ identity of the supervisor."""
@@ -58,6 +58,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     rope_delta: int = 0
     output_ids: bytes = b""
     """int32: as in `scheduler.request.Request`."""
+    pooling: Pooling | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -89,6 +90,8 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
     message: str = ""
     refusal: str = ""
     num_drafts: int = 0
+    pooled: bytes = b""
+    """float64 [C]"""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):

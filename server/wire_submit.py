@@ -35,6 +35,7 @@ def submits_of(request: GenerationRequest, seq_ids: Sequence[int], deadline: flo
         spans=ints([number for span in request.images.spans for number in span]).tobytes(),
         rope_positions=request.images.rope_positions.tobytes(),
         rope_delta=request.images.rope_delta,
+        pooling=request.pooling,
     )
     seed = request.sampling.seed
     return [

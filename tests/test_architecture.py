@@ -37,6 +37,7 @@ RUNTIME_USERS = {
 RUNTIME_LEAVES = {
     "model_runtime.config",
     "model_runtime.host",
+    "model_runtime.pooling_config",
     "model_runtime.weights.errors",
     "model_runtime.weights.gguf_file",
     "model_runtime.weights.json_file",

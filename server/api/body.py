@@ -105,7 +105,9 @@ def check_size(raw: bytes, schema: type[RequestBody], limits: Limits) -> None:
     for name, value in known.items():
         _check_field_size(name, value)
         if name in PROMPT_FIELDS:
-            _check_prompt_size(name, bytes(value), replace(limits, max_model_len=limits.max_model_len * surplus))
+            longest = limits.max_model_len * surplus
+            most = limits.max_prompts if name == schema.prompts_field else 1
+            _check_prompt_size(name, bytes(value), replace(limits, max_model_len=longest, max_prompts=most))
     rest = len(raw) - sum(map(len, known.values()))
     if LARGE_BODY < rest <= MAX_UNKNOWN_BYTES:
         for name, value in _fields(_ALL_FIELDS, raw).items():
@@ -138,11 +140,12 @@ def _check_field_size(name: str, value: msgspec.Raw) -> None:
 
 
 def _check_prompt_size(name: str, value: bytes, limits: Limits) -> None:
-    prompts = limits.max_prompts if name == "prompt" and value.startswith(b"[") else 1
+    is_list = limits.max_prompts > 1 and value.startswith(b"[")
+    prompts = limits.max_prompts if is_list else 1
     if b'"' in value:
         text_bytes = (len(value) - _data_url_bytes(value)) // (MAX_ESCAPE if b"\\" in value else 1)
         least_tokens = text_bytes // limits.max_token_bytes
-        if name == "prompt" and (strings := (value.count(b'"') - value.count(b'\\"')) // 2) > prompts:
+        if is_list and (strings := (value.count(b'"') - value.count(b'\\"')) // 2) > prompts:
             raise BadRequest(f"At least {strings} prompts were given; {prompts} is the limit.", param=name)
     else:
         least_tokens = value.count(b",") + 1

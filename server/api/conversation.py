@@ -12,7 +12,7 @@ from fastapi import Request
 
 from server.api.disconnect import while_connected
 from server.api.gateway import Gateway, admission_of, held_body_of, record_of
-from server.api.submit import Prepared, checked_grammar, salt_of, start
+from server.api.submit import Prepared, checked_grammar, start
 from server.errors import DeadlineExceeded
 from server.generation import Admission
 from server.images import PreparedImage
@@ -66,10 +66,10 @@ async def prompt_of_chat(
         options,
         variables=body.reasoning_variables(gateway.prompts.variables) | dict(options.variables),
         tools=body.shown_tools,
-        keep_last=keep_last(body.truncate_prompt_tokens, limit, body.token_limit),
+        keep_last=keep_last(body.truncate_prompt_tokens, limit, max(1, body.token_limit or 1)),
         drop_oldest=drop_oldest,
     )
-    return await prompt_of(request, gateway, body.messages, admission, options, cache_salt=salt_of(body))
+    return await prompt_of(request, gateway, body.messages, admission, options, cache_salt=body.salt)
 
 
 def options_of(body: TemplateFields, *, add_special_tokens: bool) -> ChatOptions:

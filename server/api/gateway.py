@@ -6,6 +6,7 @@ from typing import cast
 
 from starlette.requests import Request
 
+from model_runtime.pooling_config import PoolingRecipe
 from server.errors import NotFound
 from server.gateway_config import GatewayConfig
 from server.generation import Admission, Engine
@@ -30,6 +31,8 @@ class Gateway:
     forms: OutputForms
     images: ImagePipeline | None
     """None for a model that takes no images."""
+    pooling: PoolingRecipe | None
+    """How embeddings are made; None for a model that makes none."""
     grammars: Checker
     metrics: Metrics
     responses: ResponseStore

@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 from server.dialect import is_anthropic
 from server.schema.chat import ChatBody
 from server.schema.completions import CompletionBody
+from server.schema.embeddings import EmbeddingsBody
 from server.schema.messages import CountTokensBody, MessagesBody
 from server.schema.responses import CountBody, ResponsesBody
 from server.schema.tokens import DetokenizeBody, TokenizeBody
@@ -22,6 +23,7 @@ REF = "#/components/schemas/{model}"
 BODIES: tuple[type[BaseModel], ...] = (
     ChatBody,
     CompletionBody,
+    EmbeddingsBody,
     ResponsesBody,
     CountBody,
     MessagesBody,
@@ -64,6 +66,9 @@ _MESSAGE = _object(
     {"role": {"const": "assistant"}, "content": _TEXT_OR_NULL, "refusal": _TEXT_OR_NULL},
     {"reasoning_content": _TEXT, "tool_calls": _list(_CALL)},
 )
+_EMBEDDING = _object(
+    {"object": {"const": "embedding"}, "index": _COUNT, "embedding": {"anyOf": [_list({"type": "number"}), _TEXT]}}
+)
 _STATUS = _object({"status": _TEXT})
 
 
@@ -75,6 +80,10 @@ def _generation(kind: str, choice: Schema) -> Schema:
 SCHEMAS: dict[str, Schema] = {
     "ChatCompletion": _generation("chat.completion", {"message": _MESSAGE}),
     "Completion": _generation("text_completion", {"text": _TEXT}),
+    "EmbeddingList": _object(
+        {"object": {"const": "list"}, "data": _list(_EMBEDDING), "model": _TEXT}
+        | {"usage": _object({"prompt_tokens": _COUNT, "total_tokens": _COUNT})}
+    ),
     "Response": _object(
         {"id": _TEXT, "object": {"const": "response"}, "created_at": _COUNT, "model": _TEXT, "status": _TEXT}
         | {"output": _list({"type": "object"}), "usage": {"type": ["object", "null"]}}
@@ -103,6 +112,7 @@ ANSWERS = {
     "/v1/chat/completions": "ChatCompletion",
     "/v1/chat/completions/input_tokens": "InputTokens",
     "/v1/completions": "Completion",
+    "/v1/embeddings": "EmbeddingList",
     "/v1/responses": "Response",
     "/v1/responses/input_tokens": "InputTokens",
     "/v1/responses/{response_id}": "Response",

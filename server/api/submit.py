@@ -65,11 +65,6 @@ def start(
     return Generation(made, streams, gateway.tokenizer, RequestMeter(gateway.metrics, record.started))
 
 
-def salt_of(body: GenerationBody) -> bytes:
-    """Requests with different ones share nothing that is cached."""
-    return (body.cache_salt or "").encode()
-
-
 def _prompt(gateway: Gateway, body: GenerationBody, sampling: SamplingParams, prompt: Prepared) -> Prompt:
     budget = output_budget(len(prompt.ids), gateway.engine.info.max_model_len, body.token_limit)
     max_tokens = max(1, budget)
@@ -89,7 +84,7 @@ def _prompt(gateway: Gateway, body: GenerationBody, sampling: SamplingParams, pr
         stop=tuple(body.stop or ()),
         include_stop=bool(body.include_stop_str_in_output),
         priority=body.priority or 0,
-        cache_salt=salt_of(body),
+        cache_salt=body.salt,
         images=prompt.images,
     )
     return Prompt(request=request, echo=prompt.echo, discard_output=budget == 0, form=prompt.form)

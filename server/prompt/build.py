@@ -159,33 +159,44 @@ class PromptBuilder:
         max_model_len: int,
         add_special_tokens: bool = True,
         keep_last: int | None = None,
+        param: str = "prompt",
+        least_output: int = 1,
     ) -> "list[array[int]]":
-        """int32 ids of each prompt, non-empty and fewer than max_model_len; the last `keep_last` of them. A raw prompt
-        is the caller's own: literals of special tokens in it become special tokens, as this interface always did."""
+        """int32 ids of each prompt, which the request calls `param`, non-empty and leaving room for `least_output`
+        tokens; the last `keep_last` of them. A raw prompt is the caller's own: literals of special tokens in it become
+        special tokens, as this interface always did."""
         prompts = _as_list(prompt)
         if not prompts:
-            raise BadRequest("prompt must not be empty.", param="prompt")
+            raise BadRequest(f"{param} must not be empty.", param=param)
         one = partial(
             self._completion,
             max_model_len=max_model_len,
             add_special_tokens=add_special_tokens,
             keep_last=keep_last,
+            param=param,
+            least_output=least_output,
         )
         if sum(len(text) for text in prompts if isinstance(text, str)) <= _THREAD_CHARS:
             return [one(prompt) for prompt in prompts]
         return await asyncio.to_thread(lambda: [one(prompt) for prompt in prompts])
 
     def _completion(
-        self, prompt: Prompt, max_model_len: int, add_special_tokens: bool, keep_last: int | None
+        self,
+        prompt: Prompt,
+        max_model_len: int,
+        add_special_tokens: bool,
+        keep_last: int | None,
+        param: str,
+        least_output: int,
     ) -> "array[int]":
         if isinstance(prompt, str):
-            self._check_chars(len(prompt), max_model_len, "prompt")
+            self._check_chars(len(prompt), max_model_len, param)
             ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens, allow_special=True)
         else:
-            if len(prompt) >= max_model_len * (1 if keep_last is None else MAX_TRUNCATED):
-                raise context_overflow(len(prompt), max_model_len, param="prompt")
-            ids = ints(list(check_ids(self.tokenizer, prompt, "prompt")))
-        return _checked(ids[-(keep_last or 0) :], max_model_len, "prompt")
+            if len(prompt) > max_model_len * (1 if keep_last is None else MAX_TRUNCATED):
+                raise context_overflow(len(prompt), max_model_len, param=param)
+            ids = ints(list(check_ids(self.tokenizer, prompt, param)))
+        return _checked(ids[-(keep_last or 0) :], max_model_len, param, least_output)
 
     def _char_limit(self, max_model_len: int) -> int:
         return max_model_len * self.tokenizer.max_token_bytes
@@ -257,9 +268,9 @@ def _as_list(prompt: str | Sequence[int] | Sequence[Prompt]) -> list[Prompt]:
     return [numbers] if numbers else [item for item in prompt if not isinstance(item, int)]
 
 
-def _checked(ids: "array[int]", max_model_len: int, param: str) -> "array[int]":
+def _checked(ids: "array[int]", max_model_len: int, param: str, least_output: int = 1) -> "array[int]":
     if not ids:
         raise BadRequest(f"{param} must not be empty: it holds no token.", param=param)
-    if len(ids) >= max_model_len:
+    if len(ids) + least_output > max_model_len:
         raise context_overflow(len(ids), max_model_len, param=param)
     return ids

@@ -32,13 +32,13 @@ class ChatOptions:
     """Leave out the oldest turns of a conversation that is too long (`server/prompt/fit.py`)."""
 
 
-def keep_last(truncate: int | None, max_model_len: int, max_tokens: int | None) -> int | None:
-    """Tokens that `truncate_prompt_tokens` leaves: -1 is what the model's length leaves beside the answer. Raises
-    BadRequest."""
+def keep_last(truncate: int | None, max_model_len: int, answer: int) -> int | None:
+    """Tokens that `truncate_prompt_tokens` leaves: -1 is what the model's length leaves beside an answer of so many.
+    Raises BadRequest."""
     if truncate is None or 0 < truncate <= max_model_len:
         return truncate
     if truncate == -1:
-        room = max_model_len - max(1, max_tokens or 1)
+        room = max_model_len - answer
         return room if room > 0 else max_model_len - 1
     raise BadRequest(
         f"truncate_prompt_tokens must be -1, or from 1 to the model's length of {max_model_len} tokens.",

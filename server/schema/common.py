@@ -7,7 +7,7 @@ number, NaN and infinity are nothing. `null` means omitted.
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
@@ -75,6 +75,9 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
+    prompts_field: ClassVar[str] = ""
+    """The field that may be a list of prompts."""
+
     @property
     def unhonoured(self) -> dict[str, object]:
         """Parameters that are accepted and change nothing."""
@@ -87,7 +90,20 @@ class RequestBody(BaseModel):
                 raise BadRequest(f"{name} is not supported.", param=name)
 
 
-class SamplingFields(BaseModel):
+class QueueFields(BaseModel):
+    """When it is a request's turn, what it is called, and with whom it shares what is cached."""
+
+    priority: int | None = Field(default=None, ge=-INT32_MAX, le=INT32_MAX, description="lower is served first")
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
+    request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:\-]{1,128}$")
+
+    @property
+    def salt(self) -> bytes:
+        """Requests with different ones share nothing that is cached."""
+        return (self.cache_salt or "").encode()
+
+
+class SamplingFields(QueueFields):
     """How tokens are chosen, when the text ends, and when it is a request's turn. Surfaces that are translated into
     chat requests have these fields too, beyond what their API knows, and hand them on."""
 
@@ -106,9 +122,6 @@ class SamplingFields(BaseModel):
     ignore_eos: bool | None = None
     logit_bias: dict[str, Bias] | None = Field(default=None, max_length=1024)
     bad_words: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(default=None, max_length=128)
-    priority: int | None = Field(default=None, ge=-INT32_MAX, le=INT32_MAX, description="lower is served first")
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
-    request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:\-]{1,128}$")
 
 
 class GenerationBody(SamplingFields, RequestBody):

@@ -1,6 +1,6 @@
 """The body of POST /v1/completions. Used by `server/api/completions.py` and the OpenAPI document; API process."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
@@ -50,8 +50,15 @@ AnyPrompt = Annotated[
 ]
 
 
+def num_prompts(prompt: Prompt) -> int:
+    """How many prompts these are."""
+    return 1 if isinstance(prompt, str) or is_id_list(prompt) else len(prompt)
+
+
 class CompletionBody(GenerationBody):
     """POST /v1/completions"""
+
+    prompts_field: ClassVar[str] = "prompt"
 
     prompt: AnyPrompt
     echo: bool | None = None
@@ -67,7 +74,7 @@ class CompletionBody(GenerationBody):
     @property
     def num_prompts(self) -> int:
         """Prompts in this request."""
-        return 1 if isinstance(self.prompt, str) or is_id_list(self.prompt) else len(self.prompt)
+        return num_prompts(self.prompt)
 
     @property
     def logprob_count(self) -> int:

@@ -124,8 +124,8 @@ def run_server(*arguments: str, model: str = "embedded") -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """The embedded model with the default options."""
-    with run_server() as running:
+    """The embedded model with the default options, but for embeddings, which it makes only if it is told how."""
+    with run_server("--pooling", "mean") as running:
         yield running
 
 

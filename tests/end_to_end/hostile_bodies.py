@@ -26,6 +26,10 @@ def _says(content: object, **fields: object) -> Body:
     return _chat(messages=[{"role": "user", "content": content, **fields}])
 
 
+def _embedding(**fields: object) -> Body:
+    return lambda model: json.dumps({"model": model, "input": "hi", **fields}).encode()
+
+
 NESTED = "[" * DEEP + "]" * DEEP
 MALFORMED = {
     "nothing": (_raw(""), None),
@@ -94,6 +98,22 @@ COMPLETIONS = {
     "best_of": (_completion(best_of=2), "best_of"),
     "suffix": (_completion(suffix="x"), "suffix"),
 }
+EMBEDDINGS = {
+    "no input": (_embedding(input=None), "input"),
+    "an empty input": (_embedding(input=""), "input"),
+    "one empty of two": (_embedding(input=["a", ""]), "input"),
+    "mixed inputs": (_embedding(input=["a", 1]), "input"),
+    "an object": (_embedding(input={}), "input"),
+    "id out of vocabulary": (_embedding(input=[49152]), "input"),
+    "too long": (_embedding(input="word " * 10_000), "input"),
+    "too many ids": (_embedding(input=[[1], [1] * 8193]), "input"),
+    "too many inputs": (_embedding(input=["a"] * 129), "input"),
+    "a million inputs": (_embedding(input=["a"] * 1_000_000), "input"),
+    "an unknown format": (_embedding(encoding_format="uint8"), "encoding_format"),
+    "fewer dimensions": (_embedding(dimensions=8), "dimensions"),
+    "more dimensions": (_embedding(dimensions=577), "dimensions"),
+    "no dimensions": (_embedding(dimensions=0), "dimensions"),
+}
 CHATS = {
     "no messages": (_chat(messages=[]), "messages"),
     "text for messages": (_chat(messages="hi"), "messages"),
@@ -127,5 +147,6 @@ CHATS = {
 }
 TABLE = [
     *(("/v1/completions", name, *row) for name, row in (MALFORMED | COMPLETIONS).items()),
+    *(("/v1/embeddings", name, *row) for name, row in EMBEDDINGS.items()),
     *(("/v1/chat/completions", name, *row) for name, row in CHATS.items()),
 ]

@@ -38,6 +38,7 @@ OPERATIONS = (
     "POST /v1/chat/completions",
     "POST /v1/chat/completions/input_tokens",
     "POST /v1/completions",
+    "POST /v1/embeddings",
     "POST /v1/responses",
     "POST /v1/responses/input_tokens",
     "GET /v1/responses/{response_id}",
@@ -75,6 +76,7 @@ CROSS_FIELD_RULES = (
     "structured_outputs",
     "ignore_eos",
     "input",
+    "dimensions",
 )
 """Parameters whose validity depends on other ones, or on the model: no schema says that."""
 LOOSE = ("tools", "tool_choice", "text", "include", "reasoning", "previous_response_id")
@@ -131,7 +133,7 @@ def _fit(body: dict[str, Any], model: str) -> dict[str, Any]:
     body = _integers(body)
     if "model" in body:
         body["model"] = model
-    for name in ("prompt", "tokens", "stop_token_ids"):
+    for name in ("prompt", "input", "tokens", "stop_token_ids"):
         if name in body:
             body[name] = _known_ids(body[name])
     for message in body.get("messages") or []:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from msgspec import structs
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from model_runtime.config import RuntimeInfo
+from model_runtime.pooling_config import PoolingRecipe
 from scheduler.request import OutputGrammar
 from server.app import create_app
 from server.errors import ApiError, BadRequest, InternalError, Overloaded
@@ -30,6 +32,7 @@ EOS = 2
 WORDS = ("he", "hel", "hell", "hello")
 MODEL = "tiny"
 MAX_MODEL_LEN = 512
+HIDDEN_SIZE = 4
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -95,6 +98,18 @@ def breaks(text: str) -> Script:
         return [*says(text)(request, choice)[:3], InternalError("broken")]
 
     return script
+
+
+def states_of(ids: Sequence[int]) -> list[list[float]]:
+    """The fake engine's hidden state of each token of a text, HIDDEN_SIZE numbers."""
+    return [[token_id, position, -token_id / 8, 0.5] for position, token_id in enumerate(ids)]
+
+
+def pools(request: GenerationRequest, choice: int) -> list[Event | Exception]:
+    """The sum of all states, or the last one."""
+    states = states_of(request.prompt_ids)
+    pooled = [*map(sum, zip(*states, strict=True))] if request.pooling == "mean" else states[-1]
+    return [Event(seq_id=0, finish_reason="stop", pooled=array("d", pooled).tobytes())]
 
 
 def _event(request: GenerationRequest, ids: list[int], *, first: bool, cached: int) -> Event:
@@ -204,6 +219,7 @@ class FakeEngine:
         return RuntimeInfo(
             max_model_len=self.max_model_len,
             vocab_size=VOCAB_SIZE,
+            hidden_size=HIDDEN_SIZE,
             eos_token_ids=(EOS,),
             num_blocks=100,
             block_size=16,
@@ -259,6 +275,8 @@ class LocalChecker:
         return verdict.grammar
 
 
-def make_app(engine: FakeEngine, tokenizer: Tokenizer = TOKENIZER, **options: Any) -> FastAPI:
+def make_app(
+    engine: FakeEngine, tokenizer: Tokenizer = TOKENIZER, recipe: PoolingRecipe | None = None, **options: Any
+) -> FastAPI:
     """An app over the fake engine."""
-    return create_app(GatewayConfig(**options), engine, tokenizer, MODEL, LocalChecker())
+    return create_app(GatewayConfig(**options), engine, tokenizer, MODEL, LocalChecker(), pooling=recipe)

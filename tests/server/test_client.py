@@ -40,6 +40,7 @@ NEXT_STATS = msgspec.structs.replace(STATS, step_id=1)
 INFO = RuntimeInfo(
     max_model_len=64,
     vocab_size=100,
+    hidden_size=4,
     eos_token_ids=(0,),
     num_blocks=8,
     block_size=16,

@@ -3,9 +3,10 @@ the process loudly.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
+import msgspec
 import pytest
 import zmq
 
@@ -13,8 +14,8 @@ from model_runtime.config import RuntimeInfo
 from model_runtime.executor import Executor
 from scheduler.config import SchedulerConfig
 from scheduler.encoder_cache import EncoderLimits
-from scheduler.plan import ints
-from scheduler.request import OutputGrammar, SamplingParams
+from scheduler.plan import doubles, ints
+from scheduler.request import OutputGrammar, Pooling, SamplingParams
 from scheduler.scheduler import Scheduler
 from server import wire
 from server.engine import EngineLoop
@@ -22,6 +23,7 @@ from server.generation import GenerationRequest
 from server.grammar.matchers import Matchers
 from server.prompt.vocabulary import vocabulary_of
 from server.wire_submit import submits_of, with_images
+from tests.scheduler.driving import answer
 from tests.server.fakes import EOS, TOKENIZER
 from tests.server.test_client_images import shows
 from tests.server.test_wire import BLUE, RED
@@ -109,6 +111,31 @@ def test_nonsense(inbox: Inbox, frames: list[bytes]) -> None:
     for wrong in ([], [*pixels, b""], [b"x"]):
         with pytest.raises(wire.WireError):
             inbox.send(wire.encode(message), *wrong)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_pooled_sequences(inbox: Inbox, pooling: Pooling) -> None:
+    sampling = SamplingParams(max_tokens=1)
+    (message,) = submits_of(GenerationRequest(prompt_ids=ints([5, 6]), sampling=sampling, pooling=pooling), [1], 1e9)
+    inbox.send(wire.encode(message))
+    plan = inbox.loop._scheduler.plan(0.0)
+    assert plan is not None
+    assert (plan.pool.counts.tolist(), plan.sample.rows.tolist()) == ([2 if pooling == "mean" else 1], [])
+    inbox.loop._scheduler.commit(replace(answer(plan), pooled=doubles([0.5, -3.0])), 0.0)
+    inbox.loop._publish()
+    received = wire.decode_to_api(inbox.gateway.recv())
+    assert isinstance(received, wire.Events)
+    expected = wire.Event(1, finish_reason="stop", pooled=doubles([0.5, -3.0]).tobytes())
+    assert received.events == [expected]
+
+
+@pytest.mark.parametrize("pooling", ["cls", "", 1, True])
+def test_pooling_that_there_is_not(inbox: Inbox, pooling: object) -> None:
+    (message,) = submits_of(GenerationRequest(prompt_ids=ints([5]), sampling=SamplingParams(max_tokens=1)), [1], 1e9)
+    fields = msgspec.msgpack.decode(wire.encode(message))
+    assert fields["pooling"] is None
+    with pytest.raises(wire.WireError, match="pooling"):
+        inbox.send(msgspec.msgpack.encode(fields | {"pooling": pooling}))
 
 
 NO_FORCING = '\n%llguidance {"no_forcing": true}'

@@ -111,8 +111,8 @@ def test_as_many_tokens_are_kept_as_fit(fields: dict[str, int], kept: int) -> No
 
 def test_a_prompt_to_be_truncated_has_a_limit() -> None:
     app = make_app(FakeEngine())
-    assert complete(app, prompt=[5] * (512 * 8 - 1), truncate_prompt_tokens=-1).status == 200
-    answer = complete(app, prompt=[5] * (512 * 8), truncate_prompt_tokens=-1)
+    assert complete(app, prompt=[5] * (512 * 8), truncate_prompt_tokens=-1).status == 200
+    answer = complete(app, prompt=[5] * (512 * 8 + 1), truncate_prompt_tokens=-1)
     assert answer.error["code"] == "context_length_exceeded"
     assert complete(app, prompt=[255] * 16_000, truncate_prompt_tokens=1).error["code"] == "context_length_exceeded"
     assert complete(app, prompt=[5] * 512, truncate_prompt_tokens=512).error["code"] == "context_length_exceeded"

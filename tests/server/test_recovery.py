@@ -113,6 +113,27 @@ def test_sequences_go_on_where_they_stood(tmp_path: Path) -> None:
     with_engines(tmp_path, scenario)
 
 
+def test_pooled_sequences_begin_again(tmp_path: Path) -> None:
+    """They have nothing that a new engine could go on from, and prove their innocence when they end."""
+
+    async def scenario(engines: Engines) -> None:
+        request, other = replace(REQUEST, pooling="mean"), replace(REQUEST, prompt_ids=array("i", [3]))
+        pooled, other_stream = engines.client.submit([request, other], engines.client.admit())
+        await engines.crash()
+        await engines.crash()
+        first = wire.decode_to_engine(await asyncio.wait_for(engines.engine.recv(), 5))
+        assert isinstance(first, wire.Submit)
+        assert (first.pooling, first.prompt_ids, first.output_ids) == ("mean", request.prompt_ids.tobytes(), b"")
+        await engines.hears_nothing()
+        await engines.says(wire.Event(1, finish_reason="stop", pooled=b"12345678"))
+        assert [event.pooled async for _, event in pooled.events()] == [b"12345678"]
+        assert await engines.hears() == (2, [])
+        assert engines.client.recovery.sequences_resumed == 1
+        other_stream.close()
+
+    with_engines(tmp_path, scenario)
+
+
 def test_the_last_tokens_of_a_lost_engine_are_not_taken(tmp_path: Path) -> None:
     """They come by another way than the word that it is gone, and the next engine makes them again."""
 

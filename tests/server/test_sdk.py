@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import openai
 import pytest
@@ -22,7 +23,7 @@ TEXT = "hello 访问👩 world"
 
 
 @contextmanager
-def serving(engine: FakeEngine, **options: object) -> Iterator[int]:
+def serving(engine: FakeEngine, **options: Any) -> Iterator[int]:
     """The port of a gateway that runs in a thread, on loopback."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
