@@ -15,6 +15,8 @@ from model_runtime.image_side import ImageSide, LoadedVision, load_image_side, r
 from model_runtime.models.composites import COMPOSITES
 from model_runtime.models.decoder import TIED_HEAD_KEY, Decoder, decoder_table
 from model_runtime.ops.registry import Ops
+from model_runtime.parallel import Alone, Collectives
+from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
@@ -121,15 +123,18 @@ def load_model(
     length: Callable[[ModelConfig, int, torch.dtype], int] = _every_position,
     precision: Precision = EXACT,
     cache: WeightCache | None = None,
+    collectives: Collectives | None = None,
 ) -> LoadedModel:
-    """Load a checkpoint. `progress` is told the finished share of the weights, 0 to 1. `length` is given the
-    architecture, the bytes of the weights and `LoadedModel.kv_type`, and answers how many positions the decoder needs
-    tables for. `precision` is that of the decoder; the image side is always exact. `cache` is a folder for prepared
-    weights of the decoder; only for weights in this machine's memory.
+    """Load a checkpoint, or of many ranks this one's share. `progress` is told the finished share of the weights, 0 to
+    1. `length` is given `Decoder.own`, the bytes of the weights and `LoadedModel.kv_type`, and answers how many
+    positions the decoder needs tables for. `precision` is that of the decoder; the image side is always exact. `cache`
+    is a folder for prepared weights of the decoder; only for weights in this machine's memory.
 
-    Raises CheckpointError for a checkpoint that is missing, damaged, inconsistent or not supported.
+    Raises CheckpointError for a checkpoint that is missing, damaged, inconsistent or not supported, PlanError for one
+    that cannot be divided among the ranks.
     """
-    opened = _open(path)
+    opened, collectives = _open(path), Alone() if collectives is None else collectives
+    share = split(opened.config, collectives.size)[collectives.rank]
     config, table, side = opened.config, decoder_table(opened.config), opened.side
     decoder_count = sum(parameter.rows * (parameter.columns or 1) for parameter in table)
     count = decoder_count + (0 if side is None else side.num_parameters)
@@ -137,10 +142,10 @@ def load_model(
 
     def load() -> Parameters:
         return load_parameters(
-            table, opened.source, ops, device, lambda key: _ignorable(config, key), done.add, precision
+            table, opened.source, ops, device, lambda key: _ignorable(config, key), done.add, share, precision
         )
 
-    parameters = load() if cache is None else PreparedWeights(cache, _files(path), table, precision).get(load)
+    parameters = load() if cache is None else PreparedWeights(cache, _files(path), table, precision, share).get(load)
     done.reach(decoder_count)
     vision = None if side is None else load_image_side(side, ops, device, done.add)
     weight_bytes = parameters.num_bytes + (0 if vision is None else vision.weight_bytes)
@@ -148,9 +153,10 @@ def load_model(
     stored = None if embedding.quantized else embedding.data.dtype
     dtype = activation_dtype(device, stored, exact=not precision.integer_rows)
     kv_type = torch.float16 if parameters.integer_rows and dtype == torch.float32 else dtype
+    positions = length(share.narrowed(config), weight_bytes, kv_type)
     return LoadedModel(
         config=config,
-        decoder=Decoder(config, parameters, ops, device, length(config, weight_bytes, kv_type), dtype),
+        decoder=Decoder(config, parameters, ops, device, positions, dtype, collectives),
         vision=vision,
         weight_bytes=weight_bytes,
         kv_type=kv_type,

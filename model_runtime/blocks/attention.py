@@ -15,7 +15,11 @@ from model_runtime.weights.table import Parameter, Parameters, Slot, linear_tabl
 def attention_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
     """The parameters under `name` and the checkpoint keys under `key` that fill them; q, k and v are stacked."""
     query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    qkv = (Slot(f"{key}.q_proj", query_rows), Slot(f"{key}.k_proj", key_rows), Slot(f"{key}.v_proj", key_rows))
+    qkv = (
+        Slot(f"{key}.q_proj", query_rows, "heads"),
+        Slot(f"{key}.k_proj", key_rows, "kv_heads"),
+        Slot(f"{key}.v_proj", key_rows, "kv_heads"),
+    )
     output = (Slot(f"{key}.o_proj", config.hidden_size),)
     norms = [
         norm_table(f"{name}.{norm}", f"{key}.{norm}", config.head_dim, less_one=config.norm_weights_less_one)
@@ -25,7 +29,7 @@ def attention_table(config: ModelConfig, name: str, key: str) -> list[Parameter]
     return [
         *linear_table(f"{name}.qkv", qkv, config.hidden_size, config.qkv_bias),
         *norms,
-        *linear_table(f"{name}.output", output, query_rows, config.output_bias),
+        *linear_table(f"{name}.output", output, query_rows, config.output_bias, "heads"),
     ]
 
 

@@ -30,21 +30,21 @@ def latent_attention_table(config: ModelConfig, name: str, key: str) -> list[Par
     down = (Slot(f"{key}.kv_a_proj_with_mqa", latent.latent_rank + rotated),)
     table += linear_table(f"{name}.latent_down", down, config.hidden_size, latent.bias)
     table.append(norm_table(f"{name}.latent_norm", f"{key}.kv_a_layernorm", latent.latent_rank, less_one=False))
-    up = (Slot(f"{key}.kv_b_proj", heads * (config.head_dim - rotated + latent.value_dim)),)
+    up = (Slot(f"{key}.kv_b_proj", heads * (config.head_dim - rotated + latent.value_dim), "heads"),)
     table += linear_table(f"{name}.latent_up", up, latent.latent_rank, bias=False)
     output = (Slot(f"{key}.o_proj", config.hidden_size),)
-    return table + linear_table(f"{name}.output", output, heads * latent.value_dim, latent.bias)
+    return table + linear_table(f"{name}.output", output, heads * latent.value_dim, latent.bias, "heads")
 
 
 def _query_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
     latent, rows = _latent(config), config.num_heads * config.head_dim
     if not latent.query_rank:
-        return linear_table(f"{name}.query_up", (Slot(f"{key}.q_proj", rows),), config.hidden_size, bias=False)
+        return linear_table(f"{name}.query_up", (Slot(f"{key}.q_proj", rows, "heads"),), config.hidden_size, bias=False)
     down = (Slot(f"{key}.q_a_proj", latent.query_rank),)
     return [
         *linear_table(f"{name}.query_down", down, config.hidden_size, latent.bias),
         norm_table(f"{name}.query_norm", f"{key}.q_a_layernorm", latent.query_rank, less_one=False),
-        *linear_table(f"{name}.query_up", (Slot(f"{key}.q_b_proj", rows),), latent.query_rank, bias=False),
+        *linear_table(f"{name}.query_up", (Slot(f"{key}.q_b_proj", rows, "heads"),), latent.query_rank, bias=False),
     ]
 
 

@@ -7,16 +7,19 @@ from torch import Tensor
 
 from model_runtime.config import ModelConfig
 from model_runtime.ops.registry import Linear, Ops
+from model_runtime.share import Axis
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table
 
 
-def mlp_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
-    """The parameters under `name` and the checkpoint keys under `key` that fill them; gate and up are stacked."""
-    gate_up = (Slot(f"{key}.gate_proj", config.intermediate_size), Slot(f"{key}.up_proj", config.intermediate_size))
+def mlp_table(config: ModelConfig, name: str, key: str, columns: Axis = "feed_forward") -> list[Parameter]:
+    """The parameters under `name` and the checkpoint keys under `key` that fill them; gate and up are stacked. Ranks
+    have different columns."""
+    width = config.intermediate_size
+    gate_up = (Slot(f"{key}.gate_proj", width, columns), Slot(f"{key}.up_proj", width, columns))
     down = (Slot(f"{key}.down_proj", config.hidden_size),)
     return [
         *linear_table(f"{name}.gate_up", gate_up, config.hidden_size, config.mlp_bias),
-        *linear_table(f"{name}.down", down, config.intermediate_size, config.mlp_bias),
+        *linear_table(f"{name}.down", down, width, config.mlp_bias, columns),
     ]
 
 

@@ -35,8 +35,8 @@ def moe_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
     table = [replace(p, fewest_bits=32) for p in linear_table(f"{name}.router", router, config.hidden_size, bias=False)]
     table.append(Parameter(name=f"{name}.choice_bias", slots=(bias,)))
     for expert in range(experts.num_experts):
-        table += mlp_table(single, f"{name}.experts.{expert}", f"{key}.experts.{expert}")
-    return table + mlp_table(shared, f"{name}.shared", f"{key}.shared_experts")
+        table += mlp_table(single, f"{name}.experts.{expert}", f"{key}.experts.{expert}", "expert")
+    return table + mlp_table(shared, f"{name}.shared", f"{key}.shared_experts", "shared")
 
 
 @dataclass(frozen=True, slots=True)

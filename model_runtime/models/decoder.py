@@ -14,6 +14,8 @@ from model_runtime.config import ModelConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.models.layer import Layer, layer_stack, layer_table, wide_norm_table
 from model_runtime.ops.registry import Ops
+from model_runtime.parallel import Alone, Collectives
+from model_runtime.share import split
 from model_runtime.weights.table import Parameter, Parameters, Slot
 
 TIED_HEAD_KEY = "lm_head.weight"
@@ -21,13 +23,13 @@ TIED_HEAD_KEY = "lm_head.weight"
 
 def decoder_table(config: ModelConfig) -> list[Parameter]:
     """Every parameter of the decoder, in the order in which it is loaded."""
-    embedding = Slot("model.embed_tokens.weight", config.vocab_size)
+    embedding = Slot("model.embed_tokens.weight", config.vocab_size, "vocabulary")
     table = [Parameter(name="embedding", slots=(embedding,), columns=config.hidden_size, fewest_bits=8)]
     for layer in range(config.num_layers):
         table += layer_table(config, layer)
     table.append(wide_norm_table(config, "norm", "model.norm"))
     if not config.tie_word_embeddings:
-        head = Slot(TIED_HEAD_KEY, config.vocab_size)
+        head = Slot(TIED_HEAD_KEY, config.vocab_size, "vocabulary")
         table.append(Parameter(name="head", slots=(head,), columns=config.hidden_size, fewest_bits=8))
     return table
 
@@ -47,14 +49,21 @@ class Decoder:
         device: torch.device,
         max_model_len: int,
         dtype: torch.dtype = torch.float32,
+        collectives: Collectives | None = None,
     ) -> None:
-        """`dtype` is that of hidden states; the compiled CPU operations know float32 only."""
+        """`dtype` is that of hidden states; the compiled CPU operations know float32 only. `parameters` are this rank's
+        share; without `collectives` there is one rank."""
         self.config, self.ops, self.dtype = config, ops, dtype
+        self.collectives = Alone() if collectives is None else collectives
+        share = split(config, self.collectives.size)[self.collectives.rank]
+        self.vocabulary = share.vocabulary
         self.rotations = Rotations(config.rope, max_model_len, device)
         self.local_table = None if config.local_rope is None else rope_table(config.local_rope, max_model_len, device)
         self.embedding = parameters.matrices["embedding"]
-        self.layers = [Layer(config, layer, parameters) for layer in range(config.num_layers)]
-        self.stack = layer_stack(ops, self.layers)
+        self.own = share.narrowed(config)
+        """As wide as this rank's share of the layers."""
+        self.layers = [Layer(self.own, layer, parameters, self.collectives) for layer in range(config.num_layers)]
+        self.stack = layer_stack(ops, self.layers, self.collectives)
         self.norm_C = parameters.vectors["norm"]
         self.head = self.embedding if config.tie_word_embeddings else parameters.matrices["head"]
 
@@ -79,7 +88,7 @@ class Decoder:
 
     def _embedded(self, batch: Batch) -> Tensor:
         """[T, C]: tokens' embeddings, and images' in their rows."""
-        x_TC = self.ops.embedding(batch.token_ids_T, self.embedding).to(self.dtype)
+        x_TC = self._token_embeddings(batch.token_ids_T).to(self.dtype)
         if self.config.embedding_scale != 1.0:
             x_TC *= self.config.embedding_scale
         for images in batch.images:
@@ -87,9 +96,29 @@ class Decoder:
             x_TC[_rows(images)] = images.embeddings_NC
         return x_TC
 
+    def _token_embeddings(self, ids_T: Tensor) -> Tensor:
+        """[T, C]. Of many ranks each looks up what is in its part of the table, to which the others add zeros. An id
+        outside of the whole table is looked up by the first or last, which find that out."""
+        if self.collectives.size == 1:
+            return self.ops.embedding(ids_T, self.embedding)
+        own_T, mine_T = ids_T - self.vocabulary.start, torch.ones_like(ids_T, dtype=torch.bool)
+        if self.collectives.rank > 0:
+            mine_T &= own_T >= 0
+        if self.collectives.rank < self.collectives.size - 1:
+            mine_T &= own_T < self.vocabulary.count
+        x_TC = self.ops.embedding(own_T.where(mine_T, 0), self.embedding)
+        x_TC.masked_fill_(~mine_T[:, None], 0.0)
+        self.collectives.all_reduce(x_TC)
+        return x_TC
+
     def logits(self, hidden_RC: Tensor) -> Tensor:
-        """[R, V] float32 for rows of forward's result: final norm, then the output matrix."""
-        return self.ops.linear(self.final_norm(hidden_RC), self.head, None).float()
+        """[R, V] float32 for rows of forward's result: final norm, then the output matrix. On other ranks than the
+        first, their part of it alone."""
+        part_RV = self.ops.linear(self.final_norm(hidden_RC), self.head, None).float()
+        if self.collectives.size == 1:
+            return part_RV
+        parts = self.collectives.gather(part_RV.view(-1))
+        return part_RV if parts is None else torch.cat([part.view(len(part_RV), -1) for part in parts], dim=1)
 
     def final_norm(self, hidden_RC: Tensor) -> Tensor:
         """[R, C] for rows of forward's result."""

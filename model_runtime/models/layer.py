@@ -17,6 +17,7 @@ from model_runtime.blocks.moe import MixtureOfExperts, moe_table
 from model_runtime.config import ModelConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import DenseLayer, LayerStack, Ops, RopeTable
+from model_runtime.parallel import Collectives
 from model_runtime.weights.table import Parameter, Parameters, norm_table
 
 PRE_NORMS: Mapping[str, str] = MappingProxyType(
@@ -58,7 +59,9 @@ def _has_experts(config: ModelConfig, layer: int) -> bool:
 class Layer:
     """x + attention(norm(x)), then x + mlp(norm(x)); in a sandwich, each summand passes a norm of its own."""
 
-    def __init__(self, config: ModelConfig, layer: int, parameters: Parameters) -> None:
+    def __init__(self, config: ModelConfig, layer: int, parameters: Parameters, collectives: Collectives) -> None:
+        """`config` is as wide as this rank's part of the layer."""
+        self._collectives = collectives
         name, vectors = f"layers.{layer}", parameters.vectors
         self.eps = config.rms_norm_eps
         self.is_local = config.local_rope is not None and config.sliding_windows[layer] > 0
@@ -77,9 +80,9 @@ class Layer:
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:
         """[T, C] -> [T, C]; may change x_TC."""
         normed_TC = ops.rms_norm(x_TC, self.attention_norm_C, self.eps)
-        x_TC += self._normed(ops, self.attention.forward(ops, normed_TC, rope, batch, kv), self.attention_result_norm_C)
+        x_TC += self._summed(ops, self.attention.forward(ops, normed_TC, rope, batch, kv), self.attention_result_norm_C)
         normed_TC = ops.rms_norm(x_TC, self.mlp_norm_C, self.eps)
-        x_TC += self._normed(ops, self.mlp.forward(ops, normed_TC), self.mlp_result_norm_C)
+        x_TC += self._summed(ops, self.mlp.forward(ops, normed_TC), self.mlp_result_norm_C)
         return x_TC
 
     def dense(self) -> DenseLayer | None:
@@ -105,7 +108,9 @@ class Layer:
             down=mlp.down,
         )
 
-    def _normed(self, ops: Ops, result_TC: Tensor, weight_C: Tensor | None) -> Tensor:
+    def _summed(self, ops: Ops, result_TC: Tensor, weight_C: Tensor | None) -> Tensor:
+        """What a block gives in all ranks together, normalised if it has a norm of its own."""
+        self._collectives.all_reduce(result_TC)
         return result_TC if weight_C is None else ops.rms_norm(result_TC, weight_C, self.eps)
 
 
@@ -126,8 +131,10 @@ class EagerLayers:
         return x_TC
 
 
-def layer_stack(ops: Ops, layers: Sequence[Layer]) -> LayerStack:
+def layer_stack(ops: Ops, layers: Sequence[Layer], collectives: Collectives) -> LayerStack:
     """Compiled, if the layers are all dense and there is a way."""
+    if collectives.size > 1:
+        return EagerLayers(ops, layers)
     dense = [layer.dense() for layer in layers]
     every = [layer for layer in dense if layer is not None]
     program = ops.layer_program(every) if len(every) == len(layers) else None

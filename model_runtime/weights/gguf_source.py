@@ -7,6 +7,7 @@ from model_runtime.config import ModelConfig
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.dequantize import BLOCK_FORMATS, dequantize, plain_dtype
 from model_runtime.weights.gguf_file import GGML_TYPES, GgufFile, GgufTensor
+from model_runtime.weights.source import Index
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _INNER = {
@@ -42,6 +43,19 @@ def _unpermuted(rows: Tensor, num_heads: int) -> Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
+def _are_blocks(tensor: GgufTensor, columns: slice) -> bool:
+    """Whether columns begin and end where blocks of numbers do."""
+    elements = GGML_TYPES[tensor.type_id].elements
+    return bool(columns.start % elements == 0 and columns.stop % elements == 0)
+
+
+def _block_bytes(tensor: GgufTensor, columns: slice) -> slice:
+    """Where the blocks of some columns are among the bytes of a row."""
+    stored = GGML_TYPES[tensor.type_id]
+    assert _are_blocks(tensor, columns), f"{columns} are not blocks of {stored.elements}"
+    return slice(*(end // stored.elements * stored.num_bytes for end in (columns.start, columns.stop)))
+
+
 class GgufSource:
     """The file stays mapped for as long as this object lives; tensors are expanded as they are read."""
 
@@ -71,24 +85,42 @@ class GgufSource:
         tensor = self._tensors[key]
         return BLOCK_FORMATS.get(GGML_TYPES[tensor.type_id].name) if len(tensor.shape) == 2 else None
 
-    def read_quantized(self, key: str) -> QuantizedMatrix:
+    def read_quantized(self, key: str, index: Index) -> QuantizedMatrix:
         """As in TensorSource."""
-        tensor, stored = self._tensors[key], self.quantized(key)
+        stored, (_, columns) = self.quantized(key), index
         assert stored is not None, f"{key} holds no blocks of integers"
-        rows = self._raw(tensor).view(tensor.shape[0], -1)
-        num_heads = self._num_permuted_heads(key)
-        data = _unpermuted(rows, num_heads) if num_heads else rows
-        return QuantizedMatrix(data_NR=data, format=stored, num_columns=tensor.shape[1])
+        data_NR = self._in_order(key, self._rows(key, index[0])[:, _block_bytes(self._tensors[key], columns)])
+        return QuantizedMatrix(data_NR=data_NR, format=stored, num_columns=columns.stop - columns.start)
 
-    def read_into(self, key: str, target: Tensor) -> None:
+    def read_into(self, key: str, index: Index, target: Tensor) -> None:
         """As in TensorSource. Raises CheckpointError for a format that cannot be expanded."""
         tensor = self._tensors[key]
-        dequantize(self._raw(tensor), tensor.type_id, target)
-        if num_heads := self._num_permuted_heads(key):
-            target.copy_(_unpermuted(target, num_heads))
+        if target.dim() == 1:
+            whole_N = torch.empty(tensor.shape)
+            dequantize(self._raw(tensor), tensor.type_id, whole_N)
+            target.copy_(whole_N[index])
+        elif _are_blocks(tensor, index[1]):
+            raw_NR = self._rows(key, index[0])[:, _block_bytes(tensor, index[1])]
+            dequantize(raw_NR.flatten(), tensor.type_id, target)
+        else:
+            wide_NK = torch.empty(target.shape[0], tensor.shape[1])
+            dequantize(self._rows(key, index[0]).flatten(), tensor.type_id, wide_NK)
+            target.copy_(wide_NK[:, index[1]])
+        target.copy_(self._in_order(key, target))
 
     def _raw(self, tensor: GgufTensor) -> Tensor:
         return self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
 
-    def _num_permuted_heads(self, key: str) -> int:
-        return self._permuted_heads.get(key.split(".")[-2], 0)
+    def _rows(self, key: str, rows: slice) -> Tensor:
+        """[N, R]: the bytes of some rows of a matrix."""
+        tensor = self._tensors[key]
+        return self._raw(tensor).view(tensor.shape[0], -1)[rows]
+
+    def _in_order(self, key: str, rows: Tensor) -> Tensor:
+        """Rows of whole heads as they are rotated here."""
+        num_heads = self._permuted_heads.get(key.split(".")[-2], 0)
+        if not num_heads:
+            return rows
+        in_head = self._tensors[key].shape[0] // num_heads
+        assert rows.shape[0] % in_head == 0, f"{rows.shape[0]} rows are not heads of {in_head}"
+        return _unpermuted(rows, rows.shape[0] // in_head)

@@ -14,6 +14,7 @@ from torch import Tensor
 from model_runtime.config import Quantization
 from model_runtime.ops.registry import Ops, PackedWeight
 from model_runtime.quantized import BLOCK, QuantizedFormat, QuantizedMatrix, quantize, scales_are_finite
+from model_runtime.share import Share
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.source import TensorSource
 from model_runtime.weights.table import Parameter, Parameters
@@ -67,17 +68,17 @@ _TARGETS: Mapping[Quantization, Mapping[int, QuantizedFormat]] = MappingProxyTyp
 """The format that a matrix is turned into, by its fewest bits."""
 
 
-def _read(parameter: Parameter, source: TensorSource) -> Tensor:
-    """All slots stacked, in the widest storage type among them."""
+def _read(parameter: Parameter, source: TensorSource, share: Share) -> Tensor:
+    """A rank's parts of all slots stacked, in the widest storage type among them."""
     dtype = source.dtype(parameter.slots[0].key)
     for slot in parameter.slots[1:]:
         dtype = torch.promote_types(dtype, source.dtype(slot.key))
-    shape = (parameter.rows,) if parameter.columns is None else (parameter.rows, parameter.columns)
-    stacked = torch.empty(shape, dtype=dtype)
-    start = 0
-    for slot in parameter.slots:
-        source.read_into(slot.key, stacked[start : start + slot.rows])
-        start += slot.rows
+    indices = [parameter.index(slot, share) for slot in parameter.slots]
+    lengths = [index[0].stop - index[0].start for index in indices]
+    width = (part.stop - part.start for part in indices[0][1:])
+    stacked = torch.empty(sum(lengths), *width, dtype=dtype)
+    for slot, index, rows in zip(parameter.slots, indices, torch.split(stacked, lengths), strict=True):
+        source.read_into(slot.key, index, rows)
     if not torch.isfinite(stacked.sum(dtype=torch.float32)):
         raise CheckpointError(f"NaN or infinite weights in {_keys_of(parameter)}")
     return stacked
@@ -87,21 +88,24 @@ def _keys_of(parameter: Parameter) -> str:
     return ", ".join(slot.key for slot in parameter.slots)
 
 
-def _read_quantized(parameter: Parameter, source: TensorSource) -> QuantizedMatrix | None:
-    """All slots stacked, where they hold integers of one format; else None."""
-    if len({source.quantized(slot.key) for slot in parameter.slots}) > 1:
+def _read_quantized(parameter: Parameter, source: TensorSource, share: Share) -> QuantizedMatrix | None:
+    """A rank's parts of all slots stacked, where they hold integers of one format in whole blocks; else None."""
+    columns = parameter.columns_part(share)
+    if columns.start % BLOCK or columns.stop % BLOCK:
         return None
     stored = source.quantized(parameter.slots[0].key)
-    if stored is None or parameter.columns is None:
+    if stored is None or len({source.quantized(slot.key) for slot in parameter.slots}) > 1:
         return None
-    data_NR = torch.cat([source.read_quantized(slot.key).data_NR for slot in parameter.slots])
-    return QuantizedMatrix(data_NR=data_NR, format=stored, num_columns=parameter.columns)
+    parts = [source.read_quantized(slot.key, parameter.index(slot, share)).data_NR for slot in parameter.slots]
+    return QuantizedMatrix(data_NR=torch.cat(parts), format=stored, num_columns=columns.stop - columns.start)
 
 
-def _packed(parameter: Parameter, source: TensorSource, ops: Ops, device: torch.device, how: Precision) -> PackedWeight:
-    matrix = _read_quantized(parameter, source)
+def _packed(
+    parameter: Parameter, source: TensorSource, ops: Ops, device: torch.device, how: Precision, share: Share
+) -> PackedWeight:
+    matrix = _read_quantized(parameter, source, share)
     if matrix is None:
-        weight_NK = _read(parameter, source)
+        weight_NK = _read(parameter, source, share)
         target = _TARGETS[how.quantization].get(parameter.fewest_bits)
         if target is None or weight_NK.shape[1] % BLOCK:
             return ops.pack(weight_NK.to(device))
@@ -118,9 +122,11 @@ def load_parameters(
     device: torch.device,
     ignorable: Callable[[str], bool],
     progress: Callable[[int], None],
+    share: Share,
     precision: Precision = EXACT,
 ) -> Parameters:
-    """Read, stack and pack every parameter; `progress` is told how many numbers each one has.
+    """Read, stack and pack a rank's part of every parameter; `progress` is told how many numbers each one has, in all
+    ranks together.
 
     Matrices are packed in their storage type unless `precision` says otherwise, vectors become float32. Raises
     CheckpointError, before anything is read where the keys or shapes are wrong.
@@ -128,10 +134,10 @@ def load_parameters(
     check_keys(table, source, ignorable)
     parameters = Parameters({}, {})
     for parameter in table:
-        if parameter.columns is None:
-            vector = _read(parameter, source).to(device).float()
+        if parameter.columns is not None:
+            parameters.matrices[parameter.name] = _packed(parameter, source, ops, device, precision, share)
+        elif share.rank == 0 or not parameter.only_first:
+            vector = _read(parameter, source, share).to(device).float()
             parameters.vectors[parameter.name] = vector + parameter.added if parameter.added else vector
-        else:
-            parameters.matrices[parameter.name] = _packed(parameter, source, ops, device, precision)
         progress(parameter.rows * (parameter.columns or 1))
     return parameters

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from model_runtime.huge_pages import huge_empty
 from model_runtime.ops.registry import PackedWeight
+from model_runtime.share import Share
 from model_runtime.weights.load import Precision
 from model_runtime.weights.table import Parameter, Parameters
 
@@ -32,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 SMALLEST = 32 * 2**20
 """Bytes of packed weights that are worth a file."""
-MAX_FILES = 4
-"""Files kept, the last used ones."""
+MAX_MODELS = 4
+"""Models whose files are kept, the last used ones; each rank has a file."""
 CHECKED_BYTES = 256 * 2**20
 """Read of a file's data to compare its digest, or a little more."""
 SAMPLED_BYTES = 4 * 2**20
@@ -61,11 +62,17 @@ class PreparedWeights:
     """The place in the cache of one checkpoint's weights."""
 
     def __init__(
-        self, cache: WeightCache, sources: Sequence[Path], table: list[Parameter], precision: Precision
+        self,
+        cache: WeightCache,
+        sources: Sequence[Path],
+        table: list[Parameter],
+        precision: Precision,
+        share: Share,
     ) -> None:
         """`sources` are the files of the checkpoint."""
         self._folder, self._shared = cache.folder, cache.shared
-        self.path = cache.folder / f"weights-{_key(sources, table, precision)}.bin"
+        self._num_kept = MAX_MODELS * share.size
+        self.path = cache.folder / f"weights-{_key(sources, table, precision, share)}.bin"
 
     def get(self, make: Callable[[], Parameters]) -> Parameters:
         """The weights in the cache, or what `make` makes, which is then written there. A disk that fails or is full
@@ -115,12 +122,12 @@ class PreparedWeights:
         finally:
             unfinished.unlink(missing_ok=True)
         by_use = sorted(self._folder.glob("weights-*.bin"), key=lambda path: path.stat().st_mtime)
-        for path in by_use[:-MAX_FILES]:
+        for path in by_use[: -self._num_kept]:
             path.unlink()
 
 
-def _key(sources: Sequence[Path], table: list[Parameter], precision: Precision) -> str:
-    """Of a checkpoint's files, what is made of them, and the code that makes it."""
+def _key(sources: Sequence[Path], table: list[Parameter], precision: Precision, share: Share) -> str:
+    """Of a checkpoint's files, what a rank makes of them, and the code that makes it."""
     digest = hashlib.sha256()
     for path in sorted(sources):
         status = path.stat()
@@ -128,7 +135,7 @@ def _key(sources: Sequence[Path], table: list[Parameter], precision: Precision) 
         with path.open("rb") as file:
             _digest_parts(file, 0, status.st_size, SAMPLED_BYTES, digest)
     digest.update(json.dumps([asdict(parameter) for parameter in table]).encode())
-    digest.update(json.dumps(asdict(precision)).encode())
+    digest.update(json.dumps([asdict(precision), asdict(share)]).encode())
     digest.update(torch.__version__.encode())
     for path in sorted(p for p in CODE_FOLDER.rglob("*") if p.suffix in (".py", ".cpp", ".h")):
         digest.update(path.read_bytes())

@@ -10,6 +10,7 @@ from torch import Tensor
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.json_file import read_json
+from model_runtime.weights.source import Index
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -20,6 +21,8 @@ class _Slice(Protocol):
 
     def get_dtype(self) -> str: ...
 
+    def __getitem__(self, index: Index) -> Tensor: ...
+
 
 class _File(Protocol):
     """What `safe_open` returns; the library does not annotate it."""
@@ -27,8 +30,6 @@ class _File(Protocol):
     def keys(self) -> list[str]: ...
 
     def get_slice(self, name: str) -> _Slice: ...
-
-    def get_tensor(self, name: str) -> Tensor: ...
 
 
 def _open(path: Path) -> _File:
@@ -96,10 +97,10 @@ class SafetensorsSource:
         """As in TensorSource: these files hold numbers only."""
         return None
 
-    def read_quantized(self, key: str) -> QuantizedMatrix:
+    def read_quantized(self, key: str, index: Index) -> QuantizedMatrix:
         """As in TensorSource; never called, since `quantized` names nothing."""
         raise AssertionError(f"{key} holds no blocks of integers")
 
-    def read_into(self, key: str, target: Tensor) -> None:
+    def read_into(self, key: str, index: Index, target: Tensor) -> None:
         """As in TensorSource."""
-        target.copy_(self._file_of[key].get_tensor(key))
+        target.copy_(self._file_of[key].get_slice(key)[index])

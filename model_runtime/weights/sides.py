@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.source import TensorSource
+from model_runtime.weights.source import Index, TensorSource, whole
 from vision.weights import vision_key
 
 LANGUAGE_PREFIXES = (
@@ -56,13 +56,13 @@ class Renamed:
         """As in TensorSource."""
         return self._source.quantized(self._names[key])
 
-    def read_quantized(self, key: str) -> QuantizedMatrix:
+    def read_quantized(self, key: str, index: Index) -> QuantizedMatrix:
         """As in TensorSource."""
-        return self._source.read_quantized(self._names[key])
+        return self._source.read_quantized(self._names[key], index)
 
-    def read_into(self, key: str, target: Tensor) -> None:
+    def read_into(self, key: str, index: Index, target: Tensor) -> None:
         """As in TensorSource."""
-        self._source.read_into(self._names[key], target)
+        self._source.read_into(self._names[key], index, target)
 
 
 def split_sides(source: TensorSource) -> tuple[Renamed, Renamed]:
@@ -93,7 +93,7 @@ class ImageTensors(Mapping[str, Tensor]):
         if key not in self._keys:
             raise KeyError(key)
         tensor = torch.empty(self._source.shape(key), dtype=self._source.dtype(key))
-        self._source.read_into(key, tensor)
+        self._source.read_into(key, whole(tensor.shape), tensor)
         if not torch.isfinite(tensor.sum(dtype=torch.float32)):
             raise CheckpointError(f"NaN or infinite weights in {key}")
         self._progress(tensor.numel())

@@ -7,6 +7,14 @@ from torch import Tensor
 
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 
+Index = tuple[slice, ...]
+"""A part of a tensor: for each dimension, from where to where. Nothing is left open."""
+
+
+def whole(shape: tuple[int, ...]) -> Index:
+    """All of a tensor."""
+    return tuple(slice(0, count) for count in shape)
+
 
 class TensorSource(Protocol):
     """Tensors by their key in Hugging Face's naming. Keys that the format's table cannot translate appear as they are,
@@ -28,10 +36,12 @@ class TensorSource(Protocol):
         """The format of a matrix of integers that `read_quantized` can give; None for other tensors."""
         ...
 
-    def read_quantized(self, key: str) -> QuantizedMatrix:
-        """A matrix of integers as it is stored; its bytes are not to be written to."""
+    def read_quantized(self, key: str, index: Index) -> QuantizedMatrix:
+        """The part of a matrix of integers as it is stored; its bytes are not to be written to. Columns must begin and
+        end with a block, rows with a head where they are those of heads."""
         ...
 
-    def read_into(self, key: str, target: Tensor) -> None:
-        """Fill a contiguous CPU tensor of that shape with the tensor's numbers; converts to the target's dtype."""
+    def read_into(self, key: str, index: Index, target: Tensor) -> None:
+        """Fill a contiguous CPU tensor of the part's shape with its numbers; converts to the target's dtype. Reads no
+        more of the file than rows and, at block boundaries, columns."""
         ...

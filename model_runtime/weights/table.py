@@ -1,15 +1,16 @@
-"""How weight tables are declared: which checkpoint keys fill which parameter of a decoder.
+"""How weight tables are declared: which checkpoint keys fill which parameter of a decoder, and how ranks divide it.
 
 The tables stand beside the blocks in `model_runtime/blocks/` and `model_runtime/models/decoder.py`; the loader
 (`weights/load.py`) fills them, in the engine process. Keys are those of Hugging Face's safetensors files; other
 formats translate their own names to these.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from model_runtime.ops.registry import Linear, PackedWeight
+from model_runtime.share import Axis, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,12 @@ class Slot:
 
     key: str
     rows: int
+    split: Axis | None = None
+    """What its rows belong to, where each rank has some of them; None: every rank has all."""
+
+    def part(self, share: Share) -> slice:
+        """The rows that a rank has."""
+        return slice(0, self.rows) if self.split is None else share.part(self.split).of(self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,28 +39,45 @@ class Parameter:
     """Added to every number of a vector once it is float32."""
     fewest_bits: int = 4
     """Of the integers that `--quantization` may turn a matrix into."""
+    columns_split: Axis | None = None
+    """As `Slot.split`, of columns; products with the parts of ranks are then summands of the whole."""
+    only_first: bool = False
+    """Rank 0 alone has it: it is added to such a sum."""
 
     @property
     def rows(self) -> int:
         """N."""
         return sum(slot.rows for slot in self.slots)
 
+    def columns_part(self, share: Share) -> slice:
+        """The columns of a matrix that a rank has."""
+        assert self.columns is not None, f"{self.name} is a vector"
+        return slice(0, self.columns) if self.columns_split is None else share.part(self.columns_split).of(self.columns)
+
+    def index(self, slot: Slot, share: Share) -> tuple[slice, ...]:
+        """Where a rank's part of a slot's tensor is."""
+        rows = slot.part(share)
+        return (rows,) if self.columns is None else (rows, self.columns_part(share))
+
     def slot_shape(self, slot: Slot) -> tuple[int, ...]:
         """What the checkpoint must hold for one of the slots."""
         return (slot.rows,) if self.columns is None else (slot.rows, self.columns)
 
 
-def linear_table(name: str, slots: tuple[Slot, ...], columns: int, bias: bool) -> list[Parameter]:
+def linear_table(
+    name: str, slots: tuple[Slot, ...], columns: int, bias: bool, columns_split: Axis | None = None
+) -> list[Parameter]:
     """The weight, and the bias if there is one, of a linear layer; slot keys lack the ending .weight or .bias."""
-    endings = [("weight", columns), ("bias", None)] if bias else [("weight", columns)]
-    return [
-        Parameter(
-            name=f"{name}.{ending}",
-            slots=tuple(Slot(f"{slot.key}.{ending}", slot.rows) for slot in slots),
-            columns=width,
-        )
-        for ending, width in endings
+
+    def ending_in(ending: str) -> tuple[Slot, ...]:
+        return tuple(replace(slot, key=f"{slot.key}.{ending}") for slot in slots)
+
+    table = [
+        Parameter(name=f"{name}.weight", slots=ending_in("weight"), columns=columns, columns_split=columns_split),
     ]
+    if bias:
+        table.append(Parameter(name=f"{name}.bias", slots=ending_in("bias"), only_first=columns_split is not None))
+    return table
 
 
 def norm_table(name: str, key: str, width: int, *, less_one: bool) -> Parameter:

@@ -1,4 +1,8 @@
-"""The configuration of a small DeepSeek-V3, in transformers' keys, and its experts in ours."""
+"""A small DeepSeek-V3: its configuration in transformers' keys, its experts in ours, and a model with random
+weights."""
+
+import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from model_runtime.config import Experts
 from tests.checkpoints import VOCAB_SIZE
@@ -45,3 +49,15 @@ EXPERTS = Experts(
     renormalise=True,
     scale=1.7,
 )
+
+
+def make_model(overrides: dict[str, object]) -> DeepseekV3ForCausalLM:
+    """float32, with weights wide enough that logits and scores differ clearly, and a bias that changes the choice."""
+    model = DeepseekV3ForCausalLM(DeepseekV3Config(**(SMALL | overrides))).eval()
+    generator = torch.Generator().manual_seed(0)
+    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+    assert biases
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *biases]:
+            tensor.normal_(1.0 if "norm" in name else 0.0, 0.2, generator=generator)
+    return model

@@ -23,7 +23,7 @@ class PagedRun:
         num_blocks: int = 64,
         kv_type: torch.dtype = torch.float32,
     ) -> None:
-        config = decoder.config
+        config = decoder.own
         self.decoder, self.block_size = decoder, block_size
         self.kv = allocate(
             num_layers=config.num_layers,

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from model_runtime.batch import make_batch
 from model_runtime.checkpoint import LoadedModel, load_model
@@ -20,7 +19,7 @@ from model_runtime.ops import load_ops, set_threads
 from model_runtime.ops.registry import select
 from model_runtime.weights.errors import CheckpointError
 from tests.checkpoints import VOCAB_SIZE
-from tests.model_runtime.deepseek import SMALL, YARN
+from tests.model_runtime.deepseek import YARN, make_model
 from tests.model_runtime.memory import measured_bytes
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.vlm import make_vlm
@@ -38,18 +37,6 @@ CASES: dict[str, dict[str, object]] = {
     "weights-as-they-are": {"norm_topk_prob": False, "routed_scaling_factor": 1.0},
     "experts-everywhere": {"first_k_dense_replace": 0, "qk_nope_head_dim": 8, "v_head_dim": 16},
 }
-
-
-def make_model(overrides: dict[str, object]) -> DeepseekV3ForCausalLM:
-    """float32, with weights wide enough that logits and scores differ clearly, and a bias that changes the choice."""
-    model = DeepseekV3ForCausalLM(DeepseekV3Config(**(SMALL | overrides))).eval()
-    generator = torch.Generator().manual_seed(0)
-    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
-    assert biases
-    with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *biases]:
-            tensor.normal_(1.0 if "norm" in name else 0.0, 0.2, generator=generator)
-    return model
 
 
 def prompts_of(lengths: tuple[int, ...]) -> list[list[int]]:

@@ -11,13 +11,17 @@ import torch
 from model_runtime.checkpoint import load_model
 from model_runtime.models.decoder import Decoder
 from model_runtime.quantized import quantize
+from model_runtime.share import Share, split
 from model_runtime.weights import prepared
 from model_runtime.weights.load import EXACT, Precision
 from model_runtime.weights.prepared import PreparedWeights, WeightCache
 from model_runtime.weights.table import Parameters
 from tests.checkpoints import make_checkpoint
+from tests.model_runtime.memory import MODEL
 from tests.model_runtime.op_cases import compiled, randn
 from tests.model_runtime.paged import DEVICE, PagedRun
+
+(WHOLE,) = split(MODEL, 1)
 
 
 class Maker:
@@ -49,8 +53,10 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def weights(tmp_path: Path, source: Path, precision: Precision = EXACT, *, shared: bool = False) -> PreparedWeights:
-    return PreparedWeights(WeightCache(folder=tmp_path / "cache", shared=shared), [source], [], precision)
+def weights(
+    tmp_path: Path, source: Path, precision: Precision = EXACT, *, shared: bool = False, share: Share = WHOLE
+) -> PreparedWeights:
+    return PreparedWeights(WeightCache(folder=tmp_path / "cache", shared=shared), [source], [], precision, share)
 
 
 def assert_equal(found: Parameters, expected: Parameters) -> None:
@@ -141,13 +147,27 @@ def test_truncated_files_are_made_again(tmp_path: Path, source: Path, size: int)
 
 def test_only_the_last_used_are_kept(tmp_path: Path, source: Path) -> None:
     paths = []
-    for size in range(prepared.MAX_FILES + 2):
+    for size in range(prepared.MAX_MODELS + 2):
         source.write_bytes(b"x" * size)
         found = weights(tmp_path, source)
         found.get(Maker())
         os.utime(found.path, (size, size))
         paths.append(found.path)
-    assert set((tmp_path / "cache").glob("weights-*")) == set(paths[-prepared.MAX_FILES :])
+    assert set((tmp_path / "cache").glob("weights-*")) == set(paths[-prepared.MAX_MODELS :])
+
+
+def test_each_rank_has_a_file_of_its_own(tmp_path: Path, source: Path) -> None:
+    """As many models are kept as with one rank."""
+    paths = []
+    for size in range(prepared.MAX_MODELS + 1):
+        source.write_bytes(b"x" * size)
+        for share in split(MODEL, 2):
+            found = weights(tmp_path, source, share=share)
+            found.get(Maker())
+            os.utime(found.path, (size, size))
+            paths.append(found.path)
+    assert len(set(paths)) == len(paths)
+    assert set((tmp_path / "cache").glob("weights-*")) == set(paths[2:])
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(

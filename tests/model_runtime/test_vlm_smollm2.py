@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from model_runtime.weights.gguf_config import read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
 from model_runtime.weights.gguf_source import GgufSource
+from model_runtime.weights.source import whole
 from scheduler.config import SchedulerConfig
 from scheduler.request import Request
 from server.embedded import embedded_path
@@ -65,7 +66,7 @@ def language_weights() -> dict[str, torch.Tensor]:
     tensors = {}
     for key in sorted(source.keys()):
         tensor = torch.empty(source.shape(key), dtype=source.dtype(key))
-        source.read_into(key, tensor)
+        source.read_into(key, whole(tensor.shape), tensor)
         tensors[f"language_model.{key}"] = tensor
     return tensors
 

@@ -12,13 +12,17 @@ from torch import Tensor
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.ops import load_ops
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
+from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.load import load_parameters
+from model_runtime.weights.source import Index, whole
 from model_runtime.weights.table import Parameter, Slot, linear_table
 from tests.checkpoints import make_checkpoint
+from tests.model_runtime.memory import MODEL
 from tests.model_runtime.paged import DEVICE, PagedRun
 
 OPS = load_ops(DEVICE, "reference")
+(WHOLE,) = split(MODEL, 1)
 INDEX = "model.safetensors.index.json"
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
@@ -195,10 +199,11 @@ class CountingSource:
     def quantized(self, key: str) -> QuantizedFormat | None:
         return None
 
-    def read_quantized(self, key: str) -> QuantizedMatrix:
+    def read_quantized(self, key: str, index: Index) -> QuantizedMatrix:
         raise AssertionError(key)
 
-    def read_into(self, key: str, target: Tensor) -> None:
+    def read_into(self, key: str, index: Index, target: Tensor) -> None:
+        assert index == whole(self.shapes[key])
         assert target.shape == self.shapes[key]
         assert target.is_contiguous()
         self.read.append((key, target.untyped_storage().nbytes()))
@@ -208,7 +213,7 @@ class CountingSource:
 def test_slots_are_read_once_into_one_buffer_of_the_widest_type() -> None:
     source = CountingSource({"half.weight": (2, 4), "brain.weight": (3, 4), "half.bias": (2,), "brain.bias": (3,)})
     table = linear_table("fused", (Slot("half", 2), Slot("brain", 3)), columns=4, bias=True)
-    parameters = load_parameters(table, source, OPS, DEVICE, lambda key: False, lambda fraction: None)
+    parameters = load_parameters(table, source, OPS, DEVICE, lambda key: False, lambda fraction: None, WHOLE)
     fused = parameters.linear("fused")
     assert fused.weight.data.dtype == torch.float32
     assert fused.weight.data[:, 0].tolist() == [1, 1, 2, 2, 2]
@@ -221,4 +226,6 @@ def test_slots_are_read_once_into_one_buffer_of_the_widest_type() -> None:
 def test_a_key_declared_twice_is_a_broken_invariant() -> None:
     table = [Parameter(name=name, slots=(Slot("same", 2),)) for name in ("a", "b")]
     with pytest.raises(AssertionError, match="declared twice"):
-        load_parameters(table, CountingSource({"same": (2,)}), OPS, DEVICE, lambda key: False, lambda fraction: None)
+        load_parameters(
+            table, CountingSource({"same": (2,)}), OPS, DEVICE, lambda key: False, lambda fraction: None, WHOLE
+        )

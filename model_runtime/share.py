@@ -1,0 +1,164 @@
+"""How a model is cut over the ranks that share its layers: which heads, columns and tokens are whose. Arithmetic only.
+
+Each rank computes `split` from the architecture and the number of ranks when it loads; weight tables say which of these
+parts each of their tensors is cut by. Engine and worker processes.
+
+A rank has whole groups of query heads with their key/value head, and columns of the feed-forward block such that ranks
+have equal work: who has a group more has fewer columns. With more ranks than key/value heads, ranks share a group: each
+has some of its query heads, and a copy of the key/value head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal
+
+from model_runtime.config import ModelConfig
+from model_runtime.memory import PlanError
+
+Axis = Literal["heads", "kv_heads", "feed_forward", "expert", "shared", "vocabulary"]
+"""What is divided among ranks; expert and shared are the columns of every expert and of the block beside them."""
+
+COLUMNS = 32
+"""Columns of a feed-forward block stay together, where there are enough: integers have a scale for so many."""
+TOKENS = 16
+"""The same of the vocabulary, whose rows are packed in panels."""
+USUAL_KEYS = 512
+"""Keys that a query is taken to attend to when the work of ranks is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Units start .. stop - 1 of `total`."""
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def count(self) -> int:
+        """Units."""
+        return self.stop - self.start
+
+    def of(self, numbers: int) -> slice:
+        """Which of so many numbers it is: each unit has as many of them."""
+        width, rest = divmod(numbers, self.total)
+        assert rest == 0, f"{numbers} do not divide into {self.total} units"
+        return slice(self.start * width, self.stop * width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one of `size` ranks has of a model."""
+
+    rank: int
+    size: int
+    heads: Part
+    kv_heads: Part
+    feed_forward: Part
+    expert: Part
+    shared: Part
+    vocabulary: Part
+
+    def part(self, axis: Axis) -> Part:
+        """By name."""
+        part = getattr(self, axis)
+        assert isinstance(part, Part)
+        return part
+
+    def narrowed(self, config: ModelConfig) -> ModelConfig:
+        """An architecture whose layers are as wide as this rank's part of them."""
+        experts = config.experts
+        if experts is not None:
+            experts = replace(experts, intermediate_size=self.expert.count, shared_size=self.shared.count)
+        return replace(
+            config,
+            num_heads=self.heads.count,
+            num_kv_heads=self.kv_heads.count,
+            intermediate_size=self.feed_forward.count,
+            experts=experts,
+        )
+
+
+def split(config: ModelConfig, size: int) -> tuple[Share, ...]:
+    """The shares of so many ranks. Raises PlanError where there is not enough to divide."""
+    _check(config, size)
+    kv_heads, heads = _heads(config, size)
+    work = [part.count * _head_work(config) for part in heads]
+    feed_forward = _columns(config.intermediate_size, 3, work)
+    expert = shared = feed_forward
+    if config.experts is not None:
+        expert = _columns(config.experts.intermediate_size, 3 * config.experts.num_chosen, work)
+        work = [done + 3 * config.experts.num_chosen * part.count for done, part in zip(work, expert, strict=True)]
+        shared = _columns(config.experts.shared_size, 3, work)
+    vocabulary = _vocabulary(config.vocab_size, size)
+    return tuple(
+        Share(
+            rank=rank,
+            size=size,
+            heads=heads[rank],
+            kv_heads=kv_heads[rank],
+            feed_forward=feed_forward[rank],
+            expert=expert[rank],
+            shared=shared[rank],
+            vocabulary=vocabulary[rank],
+        )
+        for rank in range(size)
+    )
+
+
+def _check(config: ModelConfig, size: int) -> None:
+    counts = [("query heads", config.num_heads), ("columns of a feed-forward block", config.intermediate_size)]
+    counts.append(("tokens", config.vocab_size))
+    if config.experts is not None:
+        counts.append(("columns of an expert", config.experts.intermediate_size))
+    for what, count in counts:
+        if count < size:
+            raise PlanError(f"{count} {what} cannot be divided among {size} ranks: set tensor_parallel_size to less")
+
+
+def _divided(count: int, size: int) -> list[int]:
+    """Nearly equal numbers, larger ones first."""
+    return [count // size + (index < count % size) for index in range(size)]
+
+
+def _parts(counts: Sequence[int], total: int) -> list[Part]:
+    """One after the other."""
+    ends = list(accumulate(counts))
+    return [Part(end - count, end, total) for count, end in zip(counts, ends, strict=True)]
+
+
+def _heads(config: ModelConfig, size: int) -> tuple[list[Part], list[Part]]:
+    """Key/value heads and query heads of each rank."""
+    groups, in_group = config.num_kv_heads, config.num_heads // config.num_kv_heads
+    if size <= groups:
+        counts = _divided(groups, size)
+        return _parts(counts, groups), _parts([count * in_group for count in counts], config.num_heads)
+    sharers = _divided(size, groups)
+    kv_heads = [Part(group, group + 1, groups) for group, count in enumerate(sharers) for _ in range(count)]
+    return kv_heads, _parts([heads for count in sharers for heads in _divided(in_group, count)], config.num_heads)
+
+
+def _head_work(config: ModelConfig) -> int:
+    """Of a token, in rows or columns of the hidden size: a query head's rows and its columns of the output matrix, its
+    share of the rows of its key/value head, and keys and values in the cache."""
+    of_group = 2 * config.head_dim * config.num_kv_heads // config.num_heads
+    return 2 * config.head_dim + of_group + 2 * config.head_dim * USUAL_KEYS // config.hidden_size
+
+
+def _columns(columns: int, work_of_column: int, work: Sequence[int]) -> list[Part]:
+    """Unit by unit to the rank that has the least work so far."""
+    size = len(work)
+    unit = COLUMNS if columns % COLUMNS == 0 and columns // COLUMNS >= size else 1
+    counts = [unit] * size
+    for _ in range(columns // unit - size):
+        totals = [done + work_of_column * count for done, count in zip(work, counts, strict=True)]
+        counts[totals.index(min(totals))] += unit
+    return _parts(counts, columns)
+
+
+def _vocabulary(tokens: int, size: int) -> list[Part]:
+    """Whole panels, where there are enough."""
+    unit = TOKENS if tokens >= TOKENS * size else 1
+    ends = [min(tokens, unit * end) for end in accumulate(_divided(-(-tokens // unit), size))]
+    return [Part(start, end, tokens) for start, end in zip([0, *ends], ends, strict=False)]

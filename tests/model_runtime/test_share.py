@@ -1,0 +1,108 @@
+"""What is whose: every head, column and token belongs to a rank, and ranks have equal work."""
+
+from dataclasses import replace
+
+import pytest
+
+from model_runtime.config import ModelConfig
+from model_runtime.memory import PlanError
+from model_runtime.share import Axis, Part, Share, split
+from tests.model_runtime.deepseek import EXPERTS
+from tests.model_runtime.memory import MODEL
+
+SMOLLM2 = replace(
+    MODEL, vocab_size=49152, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64
+)
+LLAMA = replace(
+    MODEL, vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8, head_dim=128
+)
+MIXTURE = replace(MODEL, num_kv_heads=4, experts=replace(EXPERTS, intermediate_size=96, shared_size=9))
+
+
+def parts(shares: tuple[Share, ...], axis: Axis) -> list[tuple[int, int]]:
+    found = [share.part(axis) for share in shares]
+    assert {part.total for part in found} == {found[0].total}
+    return [(part.start, part.stop) for part in found]
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "heads", "kv_heads"),
+    [
+        (SMOLLM2, 1, [(0, 9)], [(0, 3)]),
+        (SMOLLM2, 2, [(0, 6), (6, 9)], [(0, 2), (2, 3)]),
+        (SMOLLM2, 3, [(0, 3), (3, 6), (6, 9)], [(0, 1), (1, 2), (2, 3)]),
+        (SMOLLM2, 4, [(0, 2), (2, 3), (3, 6), (6, 9)], [(0, 1), (0, 1), (1, 2), (2, 3)]),
+        (LLAMA, 8, [(4 * r, 4 * r + 4) for r in range(8)], [(r, r + 1) for r in range(8)]),
+        (LLAMA, 16, [(2 * r, 2 * r + 2) for r in range(16)], [(r // 2, r // 2 + 1) for r in range(16)]),
+    ],
+)
+def test_ranks_have_whole_groups_of_heads_or_share_one(
+    config: ModelConfig, size: int, heads: list[tuple[int, int]], kv_heads: list[tuple[int, int]]
+) -> None:
+    shares = split(config, size)
+    assert [(share.rank, share.size) for share in shares] == [(rank, size) for rank in range(size)]
+    assert parts(shares, "heads") == heads
+    assert parts(shares, "kv_heads") == kv_heads
+
+
+@pytest.mark.parametrize("config", [SMOLLM2, LLAMA, MIXTURE])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_everything_belongs_to_one_rank(config: ModelConfig, size: int) -> None:
+    shares = split(config, size)
+    experts = config.experts
+    totals: dict[Axis, int] = {
+        "heads": config.num_heads,
+        "feed_forward": config.intermediate_size,
+        "vocabulary": config.vocab_size,
+        "expert": config.intermediate_size if experts is None else experts.intermediate_size,
+        "shared": config.intermediate_size if experts is None else experts.shared_size,
+    }
+    for axis, total in totals.items():
+        found = parts(shares, axis)
+        assert [0, *(stop for _, stop in found)] == [*(start for start, _ in found), total]
+        assert all(start < stop for start, stop in found)
+    for share in shares:
+        own = share.narrowed(config)
+        assert own.num_heads % own.num_kv_heads == 0
+        assert (own.hidden_size, own.head_dim) == (config.hidden_size, config.head_dim)
+    assert shares == split(config, size)
+
+
+def test_blocks_of_integers_and_panels_are_not_cut() -> None:
+    for size in (2, 3, 5):
+        for share in split(replace(SMOLLM2, num_heads=15, num_kv_heads=15), size):
+            assert share.feed_forward.start % 32 == share.feed_forward.stop % 32 == 0
+            assert share.vocabulary.start % 16 == share.vocabulary.stop % 16 == 0
+    assert parts(split(replace(MODEL, intermediate_size=40), 2), "feed_forward") == [(0, 20), (20, 40)]
+
+
+def test_fewer_columns_make_up_for_more_heads() -> None:
+    """SmolLM2's rank with 2 of 3 groups: a group is 3 heads of 64 query rows and columns and 2 x 64 key and value rows,
+    and attends to 512 keys, as wide as 576 rows or columns are."""
+    shares = split(SMOLLM2, 2)
+    group = 2 * 3 * 64 + 2 * 64 + 3 * 2 * 64 * 512 / 576
+    work = [share.kv_heads.count * group + 3 * share.feed_forward.count for share in shares]
+    assert shares[0].feed_forward.count < shares[1].feed_forward.count
+    assert abs(work[0] - work[1]) <= 3 * 32
+    even = split(LLAMA, 4)
+    assert [share.feed_forward.count for share in even] == [3584] * 4
+
+
+def test_a_part_of_wider_units() -> None:
+    assert Part(2, 3, 3).of(192) == slice(128, 192)
+    with pytest.raises(AssertionError, match="100 do not divide into 3 units"):
+        Part(2, 3, 3).of(100)
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "words"),
+    [
+        (SMOLLM2, 10, "9 query heads cannot be divided among 10 ranks"),
+        (replace(LLAMA, intermediate_size=3), 4, "3 columns of a feed-forward block"),
+        (replace(LLAMA, vocab_size=3), 4, "3 tokens"),
+        (replace(MIXTURE, experts=EXPERTS, num_heads=16, num_kv_heads=16), 9, "8 columns of an expert"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(config: ModelConfig, size: int, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        split(config, size)

@@ -1,0 +1,181 @@
+"""Weights that are saved, loaded by two or three ranks, and put together again are the same bit for bit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_runtime.config import ModelConfig
+from model_runtime.hf_config import read_hf_config
+from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
+from model_runtime.ops.reference import expanded
+from model_runtime.ops.registry import select
+from model_runtime.share import Share, split
+from model_runtime.weights.gguf_config import read_gguf_config
+from model_runtime.weights.gguf_file import read_gguf
+from model_runtime.weights.gguf_source import GgufSource
+from model_runtime.weights.json_file import read_json
+from model_runtime.weights.load import EXACT, Precision, load_parameters
+from model_runtime.weights.safetensors_source import SafetensorsSource
+from model_runtime.weights.source import Index, TensorSource
+from model_runtime.weights.table import Parameter, Parameters
+from tests.checkpoints import make_checkpoint, make_model
+from tests.model_runtime import deepseek
+from tests.model_runtime.paged import DEVICE
+from tests.model_runtime.test_gguf import write_model
+from tests.model_runtime.test_quantized import STORED, write_quantized
+
+BIASES = {"attention_bias": True, "mlp_bias": True}
+INTEGERS = Precision(integer_rows=True)
+
+
+def folder(path: Path) -> tuple[ModelConfig, TensorSource]:
+    return read_hf_config(read_json(path / "config.json"), None), SafetensorsSource(path)
+
+
+def file(path: Path) -> tuple[ModelConfig, TensorSource]:
+    opened = read_gguf(path)
+    config = read_gguf_config(opened)
+    return config, GgufSource(opened, config)
+
+
+def load(config: ModelConfig, source: TensorSource, share: Share, precision: Precision) -> Parameters:
+    def ignorable(key: str) -> bool:
+        return key == TIED_HEAD_KEY and config.tie_word_embeddings
+
+    table = decoder_table(config)
+    return load_parameters(table, source, select("any"), DEVICE, ignorable, lambda count: None, share, precision)
+
+
+def numbers(parameters: Parameters, name: str) -> Tensor | None:
+    """Of a matrix or vector; None where this rank has none."""
+    if name in parameters.matrices:
+        return expanded(parameters.matrices[name], parameters.matrices[name].data)
+    return parameters.vectors.get(name)
+
+
+@dataclass
+class Assembled:
+    """A parameter whose parts come from ranks."""
+
+    whole: Tensor
+    times: Tensor
+    """How often a number came."""
+
+    def add(self, part: Tensor, index: Index) -> None:
+        """A part must be what the whole has there."""
+        assert torch.equal(part, self.whole[index])
+        self.times[index] += 1
+
+
+def assert_reassembled(
+    parameter: Parameter, whole: Parameters, shares: tuple[Share, ...], ranks: list[Parameters]
+) -> None:
+    expected = numbers(whole, parameter.name)
+    assert expected is not None
+    slots = expected.split([slot.rows for slot in parameter.slots])
+    assembled = [Assembled(rows, torch.zeros_like(rows)) for rows in slots]
+    for share, parameters in zip(shares, ranks, strict=True):
+        found = numbers(parameters, parameter.name)
+        assert (found is None) == (parameter.only_first and share.rank > 0)
+        if found is None:
+            continue
+        indices = [parameter.index(slot, share) for slot in parameter.slots]
+        parts = found.split([index[0].stop - index[0].start for index in indices])
+        for slot, part, index in zip(assembled, parts, indices, strict=True):
+            slot.add(part, index)
+    for slot, declared in zip(assembled, parameter.slots, strict=True):
+        is_cut = parameter.columns_split is not None or declared.split not in (None, "kv_heads")
+        once = is_cut or parameter.only_first
+        assert slot.times.min() >= 1 and (slot.times.max() == 1 or not once), f"{declared.key} is not divided"
+
+
+def assert_shares(
+    config: ModelConfig, source: TensorSource, size: int, precision: Precision = EXACT
+) -> list[Parameters]:
+    (all_of_it,) = split(config, 1)
+    whole, shares = load(config, source, all_of_it, precision), split(config, size)
+    ranks = [load(config, source, share, precision) for share in shares]
+    for parameter in decoder_table(config):
+        assert_reassembled(parameter, whole, shares, ranks)
+    assert sum(rank.num_bytes for rank in ranks) < 1.5 * whole.num_bytes
+    return ranks
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("llama", {}),
+        ("llama", {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}),
+        ("llama", {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 1} | BIASES),
+        ("qwen3", {"attention_bias": True}),
+        ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}),
+    ],
+)
+def test_floats(tmp_path: Path, family: str, overrides: dict[str, object], size: int) -> None:
+    make_checkpoint(tmp_path, family, overrides, torch.bfloat16)
+    assert_shares(*folder(tmp_path), size)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("overrides", [{}, {"q_lora_rank": None, "attention_bias": True, "tie_word_embeddings": True}])
+def test_latent_attention_and_experts(tmp_path: Path, overrides: dict[str, object], size: int) -> None:
+    deepseek.make_model(overrides).save_pretrained(tmp_path)
+    assert_shares(*folder(tmp_path), size)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("quantized", STORED)
+def test_integers(tmp_path: Path, quantized: str, size: int) -> None:
+    """Blocks of 32 columns stay integers; a rank whose heads are not whole blocks has them expanded."""
+    make = make_model("llama", {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16})
+    write_quantized(tmp_path / "m.gguf", make, STORED[quantized])
+    config, source = file(tmp_path / "m.gguf")
+    ranks = assert_shares(config, source, size, INTEGERS)
+    for rank in ranks:
+        assert {name for name, matrix in rank.matrices.items() if matrix.quantized != quantized} == set()
+
+
+def test_columns_that_are_not_blocks_are_expanded(tmp_path: Path) -> None:
+    write_quantized(tmp_path / "m.gguf", make_model("llama", {"num_key_value_heads": 4}), STORED["q4_1"])
+    config, source = file(tmp_path / "m.gguf")
+    ranks = assert_shares(config, source, 3, INTEGERS)
+    assert ranks[0].matrices["layers.0.attention.output.weight"].quantized == "q4_1"
+    assert ranks[1].matrices["layers.0.attention.output.weight"].quantized is None
+    assert ranks[1].matrices["layers.0.attention.qkv.weight"].quantized == "q4_1"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_floats_of_a_gguf_file(tmp_path: Path, family: str) -> None:
+    """Heads whose rows the file has in another order, and biases."""
+    write_model(tmp_path / "m.gguf", family, make_model(family, {}))
+    assert_shares(*file(tmp_path / "m.gguf"), 2)
+
+
+def test_what_is_read_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank asks for its rows and columns alone."""
+    make_checkpoint(tmp_path, "llama", {})
+    config, source = folder(tmp_path)
+    read: dict[str, Index] = {}
+    read_into: Callable[[str, Index, Tensor], None] = source.read_into
+
+    def remembered(key: str, index: Index, target: Tensor) -> None:
+        assert key not in read, f"{key} is read twice"
+        read[key] = index
+        read_into(key, index, target)
+
+    monkeypatch.setattr(source, "read_into", remembered)
+    load(config, source, split(config, 2)[1], EXACT)
+    layer = "model.layers.2"
+    assert read.keys() == source.keys()
+    assert read[f"{layer}.self_attn.q_proj.weight"] == (slice(32, 64), slice(0, 64))
+    assert read[f"{layer}.self_attn.v_proj.weight"] == (slice(16, 32), slice(0, 64))
+    assert read[f"{layer}.self_attn.o_proj.weight"] == (slice(0, 64), slice(32, 64))
+    assert read[f"{layer}.mlp.up_proj.weight"] == (slice(64, 96), slice(0, 64))
+    assert read[f"{layer}.mlp.down_proj.weight"] == (slice(0, 64), slice(64, 96))
+    assert read["lm_head.weight"] == read["model.embed_tokens.weight"] == (slice(144, 259), slice(0, 64))
+    assert read["model.norm.weight"] == (slice(0, 64),)
