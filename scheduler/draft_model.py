@@ -18,7 +18,7 @@ from scheduler.masks import TokenMasks
 from scheduler.plan import FAILED_TOKEN, NO_LOGPROBS, ScoreRows, StepPlan, StepResult, ints
 from scheduler.sampling_rows import SampledRows
 from scheduler.sequence import Sequence, Status
-from scheduler.speculation import FIXED_ROWS, NO_PROPOSAL, Proposal
+from scheduler.speculation import NO_PROPOSAL, Proposal, StepCost
 
 FIRST_RATE = 0.9
 """A draft model is trusted until it has shown what its drafts are worth,"""
@@ -32,8 +32,7 @@ class DraftLimits:
 
     num_tokens: int
     """The most drafts of a sequence."""
-    cost: float
-    """Of a step, in steps of the model."""
+    cost: StepCost
     own_cache: bool
     """Whether it has keys and values of its own; else it is the beginning of the model and leaves the model's."""
     block_size: int
@@ -136,7 +135,8 @@ class ModelDrafter:
     def _choose_counts(self, drafting: list[_Drafting], num_decodes: int) -> None:
         """How many drafts of each are wanted. As in `speculation.choose_drafts`, a round of drafts is worth it if the
         tokens that it can be expected to give outweigh the longer step and the step of the draft model."""
-        expected, rows = float(num_decodes), float(FIXED_ROWS + num_decodes)
+        cost = self._model.cost
+        expected, rows = float(num_decodes), cost.fixed_rows + num_decodes
         chances = [each.guesses.rate for each in drafting]
         for count in range(1, self._model.num_tokens + 1):
             active = [
@@ -147,7 +147,7 @@ class ModelDrafter:
                 and chances[index] * rows > expected
             ]
             gain = sum(chances[index] for index in active)
-            price = len(active) + self._model.cost * (FIXED_ROWS + len(active))
+            price = len(active) + cost.draft_step * (cost.fixed_rows + len(active))
             if gain * rows <= expected * price:
                 return
             expected, rows = expected + gain, rows + price

@@ -8,7 +8,7 @@ from scheduler.lookup import NOWHERE, TextIndex
 from scheduler.masks import TokenMasks
 from scheduler.plan import ints
 from scheduler.sequence import Sequence
-from scheduler.speculation import Proposal, Speculation
+from scheduler.speculation import Proposal, Speculation, StepCost
 
 SUFFIX_LEAST, SUFFIX_MOST = 2, 32
 """Tokens that a run must have to be found by `suffix`, and those that are long enough."""
@@ -50,22 +50,24 @@ class LookupDrafter:
             self._history.add(seq.request.cache_salt, seq.tokens[seq.num_prompt :])
 
 
-def make_speculation(config: SchedulerConfig, draft_cost: float, masks: TokenMasks | None) -> Speculation:
-    """As configured. `draft_cost` is what a step of the draft model costs, in steps of the model."""
+def make_speculation(config: SchedulerConfig, cost: StepCost, masks: TokenMasks | None) -> Speculation:
+    """As configured."""
     speculative = config.speculative_config
     if speculative is None:
         return Speculation(None)
     num_tokens = speculative.num_speculative_tokens
     if speculative.method == "ngram":
-        return Speculation(LookupDrafter(num_tokens, speculative.lookup_min, speculative.lookup_max))
+        found = LookupDrafter(num_tokens, speculative.lookup_min, speculative.lookup_max)
+        return Speculation(found, None, cost.fixed_rows)
     if speculative.method == "suffix":
-        return Speculation(LookupDrafter(num_tokens, SUFFIX_LEAST, SUFFIX_MOST, History(SUFFIX_LEAST)))
+        found = LookupDrafter(num_tokens, SUFFIX_LEAST, SUFFIX_MOST, History(SUFFIX_LEAST))
+        return Speculation(found, None, cost.fixed_rows)
     model = DraftLimits(
         num_tokens=num_tokens,
-        cost=draft_cost,
+        cost=cost,
         own_cache=speculative.method == "draft",
         block_size=config.block_size,
         max_tokens=config.max_num_batched_tokens,
     )
     drafter = ModelDrafter(model, masks)
-    return Speculation(drafter, drafter)
+    return Speculation(drafter, drafter, cost.fixed_rows)

@@ -25,7 +25,7 @@ from scheduler.pooling import take_sums
 from scheduler.request import FinishReason, Request, TokenEvent
 from scheduler.sampling_rows import SampledRows
 from scheduler.sequence import Sequence, Status
-from scheduler.speculation import Drafter, Speculation
+from scheduler.speculation import ANY_STEP, Drafter, Speculation, StepCost
 from scheduler.stats import Counters, SchedulerStats
 
 
@@ -41,11 +41,10 @@ class Scheduler:
         max_model_len: int,
         encoder: EncoderLimits = NO_ENCODER,
         masks: TokenMasks | None = None,
-        draft_cost: float = 0.0,
+        step_cost: StepCost = ANY_STEP,
         drafter: Drafter | None = None,
     ) -> None:
-        """A step of the draft model, if there is one, costs `draft_cost` steps of the model. `drafter` is one for
-        tests, in place of the configured one."""
+        """`drafter` is one for tests, in place of the configured one."""
         self._config = config
         self._max_total = min(max_model_len, num_blocks * config.block_size)
         self._max_model_len = max_model_len
@@ -55,7 +54,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._sampled = SampledRows(masks)
-        self._speculation = Speculation(drafter) if drafter else make_speculation(config, draft_cost, masks)
+        self._speculation = Speculation(drafter) if drafter else make_speculation(config, step_cost, masks)
         self._planned: Planned | None = None
         self._step_id = self._next_arrival = self._live_prompt_tokens = 0
         self._earliest_deadline = inf

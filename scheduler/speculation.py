@@ -11,6 +11,7 @@ probability p(x), and the token that is sampled in place of a rejected one has d
 
 from array import array
 from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from scheduler.config import MAX_STEP_DRAFTS
@@ -21,9 +22,22 @@ from scheduler.request import TokenEvent
 from scheduler.sequence import Sequence
 from scheduler.stats import SpeculationStats
 
-FIXED_ROWS = 8
+FIXED_ROWS = 8.0
 """What a step costs beside its rows (above all reading the weights), in rows: on two cores, n rows of SmolLM2-135M take
 5.2 + 0.7 n ms in 4 bits, 6.5 + 0.6 n ms in 8 bits, 10.7 + 0.6 n ms in bfloat16 (docs/benchmarks.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """What steps cost, from which is reckoned which drafts are worth their rows."""
+
+    fixed_rows: float = FIXED_ROWS
+    """Of the model's step, beside its rows, in rows."""
+    draft_step: float = 0.0
+    """A step of the draft model, in steps of the model; 0 without one."""
+
+
+ANY_STEP = StepCost()
 
 
 def verify(sampled: Tokens[int], drafts: Tokens[int]) -> int:
@@ -77,9 +91,11 @@ class DraftSteps(Protocol):
 class Speculation:
     """Decides how many drafts a step has, and counts what became of them. Without a drafter there are none."""
 
-    def __init__(self, drafter: Drafter | None, steps: DraftSteps | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter | None, steps: DraftSteps | None = None, fixed_rows: float = FIXED_ROWS
+    ) -> None:
         """`steps` are those that the drafter needs."""
-        self._drafter, self._steps = drafter, steps
+        self._drafter, self._steps, self._fixed_rows = drafter, steps, fixed_rows
         self._drafts = self._draft_tokens = 0
         self._accepted: list[int] = []
 
@@ -97,7 +113,8 @@ class Speculation:
         if self._drafter is None:
             return [NO_DRAFTS] * len(decodes)
         num_rows = len(decodes) + chunk_tokens
-        chosen = choose_drafts(self._drafter, decodes, num_rows, min(limit - chunk_tokens, MAX_STEP_DRAFTS))
+        room = min(limit - chunk_tokens, MAX_STEP_DRAFTS)
+        chosen = choose_drafts(self._drafter, decodes, num_rows, room, self._fixed_rows)
         if self._steps is not None:
             self._steps.step_is_planned()
         return [
@@ -129,10 +146,12 @@ class Speculation:
         )
 
 
-def choose_drafts(drafter: Drafter, decodes: list[Sequence], num_rows: int, room: int) -> "list[array[int]]":
+def choose_drafts(
+    drafter: Drafter, decodes: list[Sequence], num_rows: int, room: int, fixed_rows: float
+) -> "list[array[int]]":
     """Drafts for each of `decodes` in a step that has `num_rows` rows already and holds `room` more.
 
-    A step of n rows takes as long as FIXED_ROWS + n rows. A draft is worth it if the chance that it becomes a token
+    A step of n rows takes as long as `fixed_rows` + n rows. A draft is worth it if the chance that it becomes a token
     raises the tokens that can be expected in that time; so the more sequences share a step, the surer a draft must be.
     """
     expected, rows = float(num_rows), num_rows
@@ -141,7 +160,7 @@ def choose_drafts(drafter: Drafter, decodes: list[Sequence], num_rows: int, room
         tokens, rate = drafter.propose(seq)
         most = min(len(tokens), room, seq.max_total - len(seq.tokens) - 1)
         chance, count = rate, 0
-        while count < most and chance * (FIXED_ROWS + rows) > expected:
+        while count < most and chance * (fixed_rows + rows) > expected:
             expected += chance
             chance *= rate
             rows += 1

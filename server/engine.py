@@ -24,6 +24,7 @@ from scheduler.encoder_cache import EncoderLimits
 from scheduler.masks import TokenMasks
 from scheduler.request import Request, SchedulerError, TokenEvent, TokenLogprob
 from scheduler.scheduler import Scheduler
+from scheduler.speculation import FIXED_ROWS, StepCost
 from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
 from server.config import ServeConfig
@@ -154,7 +155,7 @@ class EngineLoop:
         for event in happened:
             if event.finish_reason is not None:
                 self._matchers.forget(event.seq_id)
-        events = self._refusals + [_to_wire(event) for event in happened]
+        events = self._refusals + [to_wire(event) for event in happened]
         self._refusals = []
         now = time.monotonic()
         if events:
@@ -197,7 +198,7 @@ def _logprob_to_wire(logprob: TokenLogprob) -> wire.Logprob:
     return wire.Logprob(logprob.value, ids, values, logprob.rank)
 
 
-def _to_wire(event: TokenEvent) -> wire.Event:
+def to_wire(event: TokenEvent) -> wire.Event:
     return wire.Event(
         event.seq_id,
         list(event.token_ids),
@@ -218,7 +219,12 @@ def read_vocabulary(model_path: Path, info: RuntimeInfo) -> Vocabulary:
     return vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids)
 
 
-def make_scheduler(config: SchedulerConfig, info: RuntimeInfo, masks: TokenMasks | None = None) -> Scheduler:
+def make_scheduler(
+    config: SchedulerConfig,
+    info: RuntimeInfo,
+    masks: TokenMasks | None = None,
+    fixed_rows: float = FIXED_ROWS,
+) -> Scheduler:
     """The scheduler for a loaded model, within what was learned while loading it."""
     return Scheduler(
         replace(config, max_num_batched_tokens=info.max_num_batched_tokens, block_size=info.block_size),
@@ -231,7 +237,7 @@ def make_scheduler(config: SchedulerConfig, info: RuntimeInfo, masks: TokenMasks
             whole_spans=info.whole_span > 0,
         ),
         masks=masks,
-        draft_cost=info.draft_cost,
+        step_cost=StepCost(fixed_rows=fixed_rows, draft_step=info.draft_cost),
     )
 
 

@@ -1,10 +1,11 @@
 """What speculation gains: `python -m server.speculation_bench MODEL --speculative-config JSON`, with serve's options.
 
 Requests to edit a document or to fix a piece of code (`copy_prompts.json`), whose answers repeat most of what is there;
-the beginning of each answer is given, without which a small model talks about the text instead. They are answered one
-by one; with --random, that many prompts of random tokens are answered at once, at a temperature at which nothing
-repeats. Without and with speculation in turn, in this process, without HTTP; the answers must be the same token for
-token. Rates are output tokens over the seconds after the last prompt was computed, in the fastest of --runs.
+the first third of each answer is given, without which a small model talks about the text instead. They are answered one
+by one. Or many requests at once: with --random, prompts of random tokens at a temperature at which nothing repeats;
+with --misleading, texts of so few words that whatever they end with stood there before, and goes on at random. Without
+and with speculation in turn, in this process, without HTTP; the answers must be the same token for token. Rates are
+output tokens over the seconds after the last prompt was computed, in the median of --runs.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from model_runtime.executor import Executor, load_executor
 from model_runtime.memory import PlanError
@@ -25,17 +25,18 @@ from scheduler.config import SchedulerConfig
 from scheduler.plan import ints
 from scheduler.request import Request, SamplingParams, SchedulerError
 from server.config import ServeConfig, add_arguments, resolve
+from server.copy_prompts import copy_prompts
 from server.embedded import EmbeddedModelMissing
 from server.engine import make_scheduler
 from server.models import ModelNotFound, resolve_model
 from server.options import OptionError
-from server.prompt.template import ChatTemplate
-from server.prompt.tokenizer import load_tokenizer
 
-PROMPTS = Path(__file__).with_name("copy_prompts.json")
-MAX_PROMPT_CHARS = 100_000
 RANDOM_PROMPT_TOKENS = 128
 RANDOM_TEMPERATURE = 2.0
+FEW_WORDS = 12
+"""Token ids of a misleading text, near one another and all about as likely:"""
+FEW_WORDS_BIAS, FEW_WORDS_TEMPERATURE = 1000.0, 50.0
+"""the bias leaves no others, the temperature makes nothing of what the model thinks of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +74,16 @@ class Bench:
         self._config, self._executor, self._sampling = config, executor, sampling
 
     def compare(self, prompts: "list[array[int]]", runs: int) -> tuple[Answers, Answers]:
-        """The fastest of `runs` without speculation, and with it, in turn, after one more of each; all prompts at
+        """The median of `runs` without speculation, and with it, in turn, after one more of each; all prompts at
         once."""
         speculative = self._config.scheduler
         plain = replace(speculative, speculative_config=None)
-        pairs = [(self._answer(prompts, plain), self._answer(prompts, speculative)) for _ in range(runs + 1)][1:]
-        for without, with_drafts in pairs:
-            assert without.token_ids == with_drafts.token_ids, "speculation changed an answer"
-        slow, fast = zip(*pairs, strict=True)
-        return min(slow, key=lambda answers: answers.seconds), min(fast, key=lambda answers: answers.seconds)
+        slow, fast = [], []
+        for _ in range(runs + 1):
+            slow.append(self._answer(prompts, plain))
+            fast.append(self._answer(prompts, speculative))
+            assert slow[-1].token_ids == fast[-1].token_ids, "speculation changed an answer"
+        return _median(slow[1:]), _median(fast[1:])
 
     def _answer(self, prompts: "list[array[int]]", config: SchedulerConfig) -> Answers:
         scheduler = make_scheduler(config, self._executor.info)
@@ -111,26 +113,14 @@ class Bench:
         )
 
 
-def copy_prompts(model: Path) -> Iterator[tuple[str, "array[int]"]]:
-    """(Name, token ids) of each request with the beginning of its answer."""
-    tokenizer = load_tokenizer(model)
-    if tokenizer.chat_template is None:
-        raise OptionError("the model has no chat template, which these prompts need")
-    template = ChatTemplate(tokenizer.chat_template, tokenizer.special_variables)
-    for prompt in json.loads(PROMPTS.read_text()):
-        messages: list[dict[str, object]] = [{"role": "user", "content": prompt["request"]}]
-        text = template.render(messages, add_generation_prompt=True, variables={}, max_chars=MAX_PROMPT_CHARS)
-        text += prompt["answer_begins"]
-        yield prompt["name"], tokenizer.encode(text, add_special_tokens=False, allow_special=True)
+def _median(answers: list[Answers]) -> Answers:
+    return sorted(answers, key=lambda one: one.seconds)[len(answers) // 2]
 
 
-def random_prompts(vocab_size: int, count: int) -> "list[array[int]]":
-    """Token ids of as many prompts."""
+def random_prompts(first: int, end: int, count: int) -> "list[array[int]]":
+    """As many prompts of token ids from `first` to before `end`."""
     generator = random.Random(0)
-    return [
-        ints([generator.randrange(vocab_size // 2, vocab_size) for _ in range(RANDOM_PROMPT_TOKENS)])
-        for _ in range(count)
-    ]
+    return [ints([generator.randrange(first, end) for _ in range(RANDOM_PROMPT_TOKENS)]) for _ in range(count)]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -141,8 +131,16 @@ def parser() -> argparse.ArgumentParser:
     add_arguments(found, ("scheduler", "runtime"))
     found.set_defaults(enable_prefix_caching=False, prefill_share="1")
     group = found.add_argument_group("measurement")
-    group.add_argument(
+    instead = group.add_mutually_exclusive_group()
+    instead.add_argument(
         "--random", type=int, default=0, metavar="N", help="instead, N requests at once in which nothing repeats"
+    )
+    instead.add_argument(
+        "--misleading",
+        type=int,
+        default=0,
+        metavar="N",
+        help="instead, N at once in which all repeats and goes on anew",
     )
     group.add_argument("--max-tokens", type=int, default=200, metavar="N", help="of an answer (default: 200)")
     group.add_argument("--runs", type=int, default=3, metavar="N", help="of each kind, after one more (default: 3)")
@@ -169,25 +167,29 @@ def _row(name: str, sequences: int, pairs: list[tuple[Answers, Answers]]) -> Row
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    """A row for each prompt that is edited, and one for all of them; or one for random prompts at the same time."""
+    """A row for each prompt that is edited, and for texts, code and all of them; or one for many at once."""
     config = resolve(arguments, os.environ)
     if config.scheduler.speculative_config is None:
         raise OptionError("--speculative-config says what to measure")
     model = resolve_model(config.model).path
     executor = load_executor(model, config.runtime, config.scheduler, lambda stage, done: None)
-    if arguments.random:
-        sampling = SamplingParams(max_tokens=arguments.max_tokens, temperature=RANDOM_TEMPERATURE)
-        prompts = random_prompts(executor.info.vocab_size, arguments.random)
-        pair = Bench(config, executor, sampling).compare(prompts, arguments.runs)
-        yield _row("random", arguments.random, [pair])
+    info, sampling = executor.info, SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0)
+    if count := arguments.random or arguments.misleading:
+        name, first, end = "random", info.vocab_size // 2, info.vocab_size
+        sampling = replace(sampling, temperature=RANDOM_TEMPERATURE)
+        if arguments.misleading:
+            name, end = "misleading", first + FEW_WORDS
+            bias = tuple((token, FEW_WORDS_BIAS) for token in range(first, end))
+            sampling = replace(sampling, temperature=FEW_WORDS_TEMPERATURE, logit_bias=bias)
+        pair = Bench(config, executor, sampling).compare(random_prompts(first, end, count), arguments.runs)
+        yield _row(name, count, [pair])
         return
-    end = executor.info.eos_token_ids
-    sampling = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0, eos_token_ids=end)
-    bench, pairs = Bench(config, executor, sampling), []
+    bench, pairs = Bench(config, executor, replace(sampling, eos_token_ids=info.eos_token_ids)), []
     for name, prompt in copy_prompts(model):
         pairs.append(bench.compare([prompt], arguments.runs))
         yield _row(name, 1, pairs[-1:])
-    yield _row("all", 1, pairs)
+    half = len(pairs) // 2
+    yield from (_row("texts", 1, pairs[:half]), _row("code", 1, pairs[half:]), _row("all", 1, pairs))
 
 
 def main() -> None:

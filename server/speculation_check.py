@@ -2,19 +2,20 @@
 serve's options.
 
 200 prompts (text that repeats, code, chat, random tokens) with parameters of every kind, greedy and sampled: penalties,
-bad words, biases, min_p, min_tokens, stop tokens, a grammar, log-probabilities. Each runs alone without speculation;
-then with it alone, among 32 neighbours, and in a pool of so few KV blocks that sequences are preempted. Tokens,
-log-probabilities and ends must be the same. In this process, without HTTP; exit code 1 if anything differs.
+bad words, biases, min_p, min_tokens, stop tokens, stop strings, a grammar, log-probabilities. Each runs alone without
+speculation; then with it alone, among 32 neighbours, and in a pool of so few KV blocks that sequences are preempted.
+Drafts are made whatever they cost. What a client is shown (text, tokens, log-probabilities, end) must be the same, and
+of each kind of parameters some drafts must have been accepted and some rejected. In this process, without HTTP; exit
+code 1 if anything differs or too little was tried.
 """
 
 import argparse
 import os
-import random
 import sys
 import time
-from array import array
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,117 +24,128 @@ from model_runtime.executor import Executor, load_executor
 from model_runtime.memory import PlanError
 from model_runtime.weights.errors import CheckpointError
 from scheduler.config import SchedulerConfig
-from scheduler.plan import ints
-from scheduler.request import OutputGrammar, Request, SamplingParams, SchedulerError, TokenEvent
-from scheduler.stats import SchedulerStats
+from scheduler.request import Request, SchedulerError, TokenEvent, TokenLogprob
+from scheduler.scheduler import Scheduler
+from server.choice import ChoiceText, Prompt, TextToken
 from server.config import add_arguments, resolve
 from server.embedded import EmbeddedModelMissing
-from server.engine import make_scheduler, read_vocabulary
+from server.engine import make_scheduler, read_vocabulary, to_wire
 from server.grammar.matchers import Matchers
 from server.models import ModelNotFound, resolve_model
 from server.options import OptionError
 from server.prompt.tokenizer import load_tokenizer
-from server.speculation_bench import copy_prompts
+from server.speculation_cases import Case, make_cases
 
-TEXT = Path(__file__).with_name("quality_text.txt")
-GRAMMAR = OutputGrammar(source='start: "[" item (", " item)* "]"\nitem: "\\"" /[a-zA-Z ]{1,12}/ "\\"" | /[0-9]{1,4}/\n')
 NEIGHBOURS = 32
 PRESSED_SEQUENCES, PRESSED_TOKENS = 16, 800
 """That many sequences run in a pool for so many tokens."""
-
-Output = tuple[object, ...]
-"""Tokens, log-probabilities and end of one request."""
-
-
-def prompts(model: Path, vocab_size: int, count: int) -> Iterator["array[int]"]:
-    """A quarter each of repetitions, code, chat, and random tokens, in turn."""
-    generator = random.Random(0)
-    text = load_tokenizer(model).encode(TEXT.read_text(), add_special_tokens=False, allow_special=False)
-    edits = [ids for _, ids in copy_prompts(model)]
-    chats, code = edits[:4], edits[4:]
-    for index in range(count):
-        start, length = generator.randrange(len(text) - 40), generator.randrange(8, 40)
-        kind = index % 4
-        if kind == 0:
-            yield text[start : start + length] * 3
-        elif kind == 3:
-            yield ints([generator.randrange(vocab_size) for _ in range(length)])
-        else:
-            ids = (code if kind == 1 else chats)[index // 4 % 4]
-            yield ids[: len(ids) - generator.randrange(len(ids) // 3)]
+WHATEVER_IT_COSTS = 1e100
+"""Rows that a step takes beside its own: then every draft is worth one more."""
 
 
-def sampling(index: int, info: RuntimeInfo, max_tokens: int) -> SamplingParams:
-    """Of ten kinds in turn; half are greedy."""
-    base = SamplingParams(max_tokens=max_tokens, temperature=0.0, eos_token_ids=info.eos_token_ids, logprobs=2)
-    drawn = replace(base, temperature=0.8, seed=index)
-    kinds = (
-        base,
-        replace(drawn, top_p=0.9),
-        replace(base, repetition_penalty=1.2, presence_penalty=0.5),
-        replace(drawn, min_p=0.1, frequency_penalty=0.3),
-        replace(base, bad_words=((100,), (28, 30), (60, 61, 62)), min_tokens=max_tokens // 2, logprobs=-1),
-        replace(drawn, temperature=1.5, top_k=20, logit_bias=((28, 2.0), (30, -5.0))),
-        replace(base, logit_bias=((30, 4.0),), stop_token_ids=(28, 30)),
-        replace(drawn, max_tokens=1 + index % max_tokens, logprobs=0),
-        replace(base, grammar=GRAMMAR),
-        replace(drawn, grammar=GRAMMAR, repetition_penalty=1.1),
-    )
-    return kinds[index % len(kinds)]
+@dataclass(slots=True)
+class Output:
+    """All that a client is shown of one request."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    tokens: list[TextToken] = field(default_factory=list)
+    """With their log-probabilities."""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: tuple[object, ...] = ()
+
+
+@dataclass(slots=True)
+class Tried:
+    """What became of drafts, by kind of parameters."""
+
+    accepted: Counter[str]
+    rejected: Counter[str]
+    preemptions: int = 0
+
+    def count(self, kind: str, event: TokenEvent) -> None:
+        """All tokens of an event but the last were drafts."""
+        accepted = max(0, len(event.token_ids) - 1)
+        self.accepted[kind] += accepted
+        self.rejected[kind] += event.num_drafts - accepted
 
 
 class Engine:
-    """An executor and what knows grammars."""
+    """An executor, what knows grammars, and what makes text of tokens."""
 
-    def __init__(self, executor: Executor, matchers: Matchers) -> None:
-        self._executor, self._matchers, self.info = executor, matchers, executor.info
+    def __init__(self, executor: Executor, model: Path, cases: list[Case]) -> None:
+        self._executor, self._cases = executor, cases
+        self._matchers = Matchers(partial(read_vocabulary, model, executor.info))
+        self._tokenizer = load_tokenizer(model)
 
-    def outputs(
-        self, config: SchedulerConfig, info: RuntimeInfo, groups: list[list[Request]]
-    ) -> tuple[dict[int, Output], SchedulerStats]:
-        """Of requests that run together with those of their group, one group after the other."""
-        scheduler = make_scheduler(config, info, self._matchers)
-        events: dict[int, list[TokenEvent]] = {}
+    def outputs(self, config: SchedulerConfig, info: RuntimeInfo, groups: list[range]) -> tuple[list[Output], Tried]:
+        """Of the cases of a group, which run together, one group after the other."""
+        scheduler = make_scheduler(config, info, self._matchers, WHATEVER_IT_COSTS)
+        shown = [Output() for _ in self._cases]
+        tried = Tried(Counter(), Counter())
         for group in groups:
-            self._prepare([request for request in group if request.sampling.grammar is not None])
-            for request in group:
-                scheduler.add(request, 0.0)
+            texts = self._begin(scheduler, group)
             while (plan := scheduler.plan(0.0)) is not None:
                 scheduler.commit(self._executor.execute(plan), 0.0)
                 for event in scheduler.take_events():
-                    events.setdefault(event.seq_id, []).append(event)
-            for request in group:
-                self._matchers.forget(request.seq_id)
-        return {seq_id: _output(own) for seq_id, own in events.items()}, scheduler.stats()
+                    tried.count(self._cases[event.seq_id].kind, event)
+                    _show(scheduler, texts[event.seq_id], event, shown[event.seq_id])
+            scheduler.take_events()  # of what ended by a stop string last
+            for seq_id in group:
+                assert texts[seq_id].ended, "an output without an end"
+                self._matchers.forget(seq_id)
+        tried.preemptions = scheduler.stats().preemptions
+        return shown, tried
 
-    def _prepare(self, requests: list[Request]) -> None:
-        for request in requests:
-            self._matchers.prepare(request)
+    def _begin(self, scheduler: Scheduler, group: range) -> dict[int, ChoiceText]:
+        texts = {}
+        for seq_id in group:
+            asked = self._cases[seq_id].request
+            request = Request(seq_id=seq_id, prompt_ids=asked.prompt_ids, sampling=asked.sampling)
+            if asked.sampling.grammar is not None:
+                self._prepare(request)
+            scheduler.add(request, 0.0)
+            texts[seq_id] = ChoiceText(0, Prompt(request=asked), self._tokenizer)
+        return texts
+
+    def _prepare(self, request: Request) -> None:
+        self._matchers.prepare(request)
         while self._matchers.busy:
             time.sleep(0.001)
             assert all(error is None for _, error in self._matchers.take_ready()), "the grammar is a good one"
 
 
-def _output(events: list[TokenEvent]) -> Output:
-    token_ids = [token for event in events for token in event.token_ids]
-    logprobs = [logprob for event in events for logprob in event.logprobs]
-    return token_ids, logprobs, events[-1].finish_reason, events[-1].stop_token_id
+def _show(scheduler: Scheduler, text: ChoiceText, event: TokenEvent, shown: Output) -> None:
+    """Add what the event shows, as the API process does: after a stop string the sequence is aborted."""
+    if text.ended:
+        return
+    delta = text.push(to_wire(event), [])
+    shown.prompt_logprobs += event.prompt_logprobs
+    if delta is None:
+        return
+    shown.text += delta.text
+    shown.token_ids += delta.token_ids
+    shown.tokens += delta.tokens
+    if text.ended:
+        shown.end = delta.finish_reason, delta.stop_reason, text.completion_tokens
+        scheduler.abort(event.seq_id)
 
 
 def check(
-    engine: Engine, config: SchedulerConfig, requests: list[Request]
-) -> Iterator[tuple[str, int, SchedulerStats]]:
-    """(How the requests ran, outputs that differ, what happened) of each way."""
-    info, each = engine.info, [[request] for request in requests]
+    engine: Engine, config: SchedulerConfig, info: RuntimeInfo, count: int
+) -> Iterator[tuple[str, list[int], Tried]]:
+    """(How the cases ran, those whose output differs, what was tried) of each way."""
+    each, together = [range(index, index + 1) for index in range(count)], [range(count)]
     expected, _ = engine.outputs(replace(config, max_num_seqs=1, speculative_config=None), info, each)
-    few_blocks = replace(info, num_blocks=PRESSED_TOKENS // info.block_size)
+    free = replace(info, draft_cost=0.0)
+    few_blocks = replace(free, num_blocks=PRESSED_TOKENS // info.block_size)
     for name, running, facts, groups in (
-        ("alone", 1, info, each),
-        (f"among {NEIGHBOURS} others", NEIGHBOURS + 1, info, [requests]),
-        ("with preemption", PRESSED_SEQUENCES, few_blocks, [requests]),
+        ("alone", 1, free, each),
+        (f"among {NEIGHBOURS} others", NEIGHBOURS + 1, free, together),
+        ("with preemption", PRESSED_SEQUENCES, few_blocks, together),
     ):
-        outputs, stats = engine.outputs(replace(config, max_num_seqs=running), facts, groups)
-        yield name, sum(outputs[seq_id] != output for seq_id, output in expected.items()), stats
+        outputs, tried = engine.outputs(replace(config, max_num_seqs=running), facts, groups)
+        yield name, [index for index in range(count) if outputs[index] != expected[index]], tried
 
 
 def parser() -> argparse.ArgumentParser:
@@ -146,27 +158,42 @@ def parser() -> argparse.ArgumentParser:
     group = found.add_argument_group("check")
     group.add_argument("--prompts", type=int, default=200, metavar="N", help="requests (default: 200)")
     group.add_argument("--max-tokens", type=int, default=40, metavar="N", help="of an answer (default: 40)")
+    for what in ("accepted", "rejected"):
+        text = f"drafts of each kind of parameters that must have been {what} (default: 20)"
+        group.add_argument(f"--{what}", type=int, default=20, metavar="N", help=text)
     return found
 
 
 def run(arguments: argparse.Namespace) -> bool:
-    """Print a line for each way of running; whether all outputs were the same."""
+    """Print a line for each way of running and for each kind of parameters; whether all outputs were the same, and
+    enough was tried."""
     config = resolve(arguments, os.environ)
     if config.scheduler.speculative_config is None:
         raise OptionError("--speculative-config says what to check")
     model = resolve_model(config.model).path
     executor = load_executor(model, config.runtime, config.scheduler, lambda stage, done: None)
-    requests = [
-        Request(seq_id=index, prompt_ids=ids, sampling=sampling(index, executor.info, arguments.max_tokens))
-        for index, ids in enumerate(prompts(model, executor.info.vocab_size, arguments.prompts))
-    ]
-    wrong = 0
-    engine = Engine(executor, Matchers(partial(read_vocabulary, model, executor.info)))
-    for name, differing, stats in check(engine, config.scheduler, requests):
-        drafts = f"{stats.speculation.accepted_tokens} of {stats.speculation.draft_tokens} drafts accepted"
-        print(f"{name}: {differing} of {len(requests)} differ; {drafts}, {stats.preemptions} preemptions", flush=True)
-        wrong += differing
-    return wrong == 0
+    info = executor.info
+    cases = make_cases(model, info.vocab_size, info.eos_token_ids, arguments.prompts, arguments.max_tokens)
+    wrong, accepted, rejected = 0, Counter[str](), Counter[str]()
+    for name, differing, tried in check(Engine(executor, model, cases), config.scheduler, info, len(cases)):
+        drafts = f"{tried.accepted.total()} drafts accepted, {tried.rejected.total()} rejected"
+        where = f" ({', '.join(f'{index}: {cases[index].kind}' for index in differing)})" if differing else ""
+        line = f"{name}: {len(differing)} of {len(cases)} differ{where}; {drafts}, {tried.preemptions} preemptions"
+        print(line, flush=True)
+        wrong += len(differing)
+        accepted, rejected = accepted + tried.accepted, rejected + tried.rejected
+    return _enough(cases, accepted, rejected, arguments) and wrong == 0
+
+
+def _enough(cases: list[Case], accepted: Counter[str], rejected: Counter[str], arguments: argparse.Namespace) -> bool:
+    """Whether each kind had its share of drafts, said in a line for each."""
+    kinds = dict.fromkeys(case.kind for case in cases)
+    for kind in kinds:
+        print(f"  {kind}: {accepted[kind]} drafts accepted, {rejected[kind]} rejected")
+    few = [kind for kind in kinds if accepted[kind] < arguments.accepted or rejected[kind] < arguments.rejected]
+    if few:
+        print(f"too few drafts to say anything: {', '.join(few)}")
+    return not few
 
 
 def main() -> None:

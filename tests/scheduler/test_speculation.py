@@ -202,7 +202,7 @@ def _sequence(num_outputs: int = 1) -> Sequence:
 def test_drafts_are_as_many_as_are_worth_their_rows(rate: float, num_rows: int, expected: int) -> None:
     """One sequence and a right guess in two: the second draft is a token in four, worth its tenth of a step."""
     assert FIXED_ROWS == 8
-    [drafts] = choose_drafts(Stub([5, 6, 7, 8], rate), [_sequence()], num_rows, room=100)
+    [drafts] = choose_drafts(Stub([5, 6, 7, 8], rate), [_sequence()], num_rows, room=100, fixed_rows=8)
     assert drafts.tolist() == [5, 6, 7, 8][:expected]
 
 

@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def words(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command line; few prompts and answers."""
-    size = ["--prompts", "16", "--max-tokens", "12", "--max-model-len", "4096"]
+    size = ["--prompts", "16", "--max-tokens", "12", "--max-model-len", "4096", "--accepted", "0", "--rejected", "1"]
     words = ["speculation_check", str(folder), "--threads", "1", *size, "--speculative-config", NGRAM]
     monkeypatch.setattr(speculation_check, "PRESSED_TOKENS", 2000)
     monkeypatch.setattr(sys, "argv", words)
@@ -34,12 +34,23 @@ def test_equal_outputs(words: list[str], capsys: pytest.CaptureFixture[str]) -> 
         speculation_check.main()
     assert exit_of.value.code == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(";")[0] for line in lines] == [
+    assert [line.split(";")[0] for line in lines[:3]] == [
         "alone: 0 of 16 differ",
         "among 32 others: 0 of 16 differ",
         "with preemption: 0 of 16 differ",
     ]
-    assert " 0 of 0 drafts" not in lines[0]
+    assert [line.split(":")[0].strip() for line in lines[3:]] == ["greedy", "top_p", "penalties", "min_p, penalty"]
+
+
+def test_too_few_drafts(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That nothing differs says nothing where nothing was drafted."""
+    monkeypatch.setattr(sys, "argv", [*words[:-4], "--accepted", "1000000", *words[-2:]])
+    with pytest.raises(SystemExit) as exit_of:
+        speculation_check.main()
+    assert exit_of.value.code == 1
+    assert capsys.readouterr().out.endswith(
+        "too few drafts to say anything: greedy, top_p, penalties, min_p, penalty\n"
+    )
 
 
 def test_outputs_that_differ(
