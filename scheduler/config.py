@@ -44,7 +44,7 @@ class SpeculativeConfig:
     @property
     def lookup_max(self) -> int:
         """prompt_lookup_max, or its default."""
-        return 8 if self.prompt_lookup_max is None else self.prompt_lookup_max
+        return 16 if self.prompt_lookup_max is None else self.prompt_lookup_max
 
     @property
     def lookup_min(self) -> int:

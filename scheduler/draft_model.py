@@ -122,11 +122,11 @@ class ModelDrafter:
     def _guesses(self, seq: Sequence) -> Guesses:
         """With the last guess judged, and what has been computed of the text as it went on."""
         if seq.guesses is None:
-            seq.guesses = Guesses(rate=FIRST_RATE)
+            seq.guesses = Guesses([FIRST_RATE])
         guesses = seq.guesses
         guesses.judge(seq.tokens)
         if not guesses.tokens:
-            guesses.rate += RATE_RETURN * (FIRST_RATE - guesses.rate)
+            guesses.rates[0] += RATE_RETURN * (FIRST_RATE - guesses.rate)
         guesses.tokens = ints()
         known = len(seq.tokens) - 1
         guesses.computed = min(guesses.computed, known) if self._model.own_cache else known

@@ -2,7 +2,7 @@
 
 from scheduler.config import SchedulerConfig
 from scheduler.draft_model import DraftLimits, ModelDrafter
-from scheduler.guesses import Guesses, go_on
+from scheduler.guesses import FIRST_RATES, Guesses, go_on, level_of
 from scheduler.history import History
 from scheduler.lookup import NOWHERE, TextIndex
 from scheduler.masks import TokenMasks
@@ -29,7 +29,7 @@ class LookupDrafter:
         """What followed the longest run; of equal ones that in the sequence's own text. Takes a few microseconds."""
         text, guesses, index = seq.tokens, seq.guesses, seq.text_index
         if guesses is None or index is None:
-            guesses = seq.guesses = Guesses()
+            guesses = seq.guesses = Guesses([*FIRST_RATES])
             index = seq.text_index = TextIndex(self._least, seq.image_end)
         guesses.judge(text)
         index.extend(text, len(text) - 1)
@@ -41,7 +41,7 @@ class LookupDrafter:
                 place, longer = outputs.index.find(outputs.text, tail)
                 if longer > length:
                     tokens, length = outputs.following(place, self._num_tokens), longer
-        guesses.tokens, guesses.position = tokens, len(text)
+        guesses.tokens, guesses.position, guesses.level = tokens, len(text), level_of(length)
         return Proposal(tokens, guesses.rate)
 
     def finish(self, seq: Sequence) -> None:

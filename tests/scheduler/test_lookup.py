@@ -1,6 +1,6 @@
 """Where the end of a text stood before."""
 
-from scheduler.guesses import Guesses, go_on
+from scheduler.guesses import Guesses, go_on, level_of
 from scheduler.lookup import NOWHERE, TextIndex
 from scheduler.plan import ints
 
@@ -56,9 +56,14 @@ def test_copy_repeats_where_the_text_ends() -> None:
 
 
 def test_rate_follows_what_was_right() -> None:
-    guesses = Guesses(tokens=ints([5, 6, 7]), position=2)
+    guesses = Guesses([0.5, 0.7], level=1, tokens=ints([5, 6, 7]), position=2)
     guesses.judge(ints([1, 2, 5, 6, 8]))
-    assert abs(guesses.rate - 0.8 * (1 - 0.8**2 * 0.5)) < 1e-9  # right, right, wrong
+    assert abs(guesses.rate - 0.8 * (1 - 0.8**2 * 0.3)) < 1e-9  # right, right, wrong
+    assert guesses.rates[0] == 0.5
     guesses.tokens, guesses.position, before = ints([3]), 5, guesses.rate
     guesses.judge(ints([1, 2, 5, 6, 8]))
     assert guesses.rate == before
+
+
+def test_the_longer_the_run_the_surer_the_guess() -> None:
+    assert [level_of(length) for length in (0, 1, 2, 3, 4, 7, 8, 15, 16, 64)] == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
