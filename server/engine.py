@@ -199,6 +199,7 @@ def _logprob_to_wire(logprob: TokenLogprob) -> wire.Logprob:
 
 
 def to_wire(event: TokenEvent) -> wire.Event:
+    """The event as the API process gets it."""
     return wire.Event(
         event.seq_id,
         list(event.token_ids),
