@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "collective.h"
 #include "layer_ops.h"
 #include "linear.h"
 #include "pool.h"
@@ -24,12 +25,14 @@ struct Layer {
 struct Step {
     StepBatch batch;
     Rope rope, local_rope;
-    float* workspace;  // of fl_workspace bytes, aligned to 64
+    float* workspace;        // of fl_workspace bytes, aligned to 64
+    Collective* collective;  // of the ranks that have parts of the layers, or null
 };
 
 namespace {
 
 constexpr int64_t FEWEST_ROWS = 32, MOST_ROWS = 64;  // that one thread takes through a layer
+constexpr int64_t OUT_OF_RANGE = -1;                 // what a step returns; else 0, or 1 + the rank that did not come
 
 // Rows that a layer has memory for: integers come in groups.
 int64_t rows_of(const Layer& layer, int64_t T) {
@@ -77,35 +80,47 @@ bool before_attention(const Layer& layer, const KVLayer& kv, const Step& step, R
     return rope_and_cache(at.qkv, layer.local_rope ? step.local_rope : step.rope, batch, kv, layer.heads);
 }
 
-// From what attention mixed to x, and to the norm that the layer `next` begins with, unless it is null.
-void after_attention(const Layer& layer, const Layer* next, const Step& step, Rows rows, float* x) {
+// A block's result [count] in all ranks together.
+int64_t sum_of_ranks(const Step& step, float* result, int64_t count) {
+    return step.collective ? all_reduce(*step.collective, result, count) : 0;
+}
+
+// From what attention mixed to x, and to the norm that the layer `next` begins with, unless it is null. Returns 0, or
+// 1 + the rank that did not come.
+int64_t after_attention(const Layer& layer, const Layer* next, const Step& step, Rows rows, float* x) {
     const Workspace at(layer, step, rows);
     const int64_t T = rows.count, C = layer.output.N;
     // integers lie where q, k and v are not needed any more
     const ProductRows mixed(layer.output, T, is_integer(layer.output.format) ? at.qkv : at.mixed);
     if (mixed.quantized) quantize_rows(at.mixed, T, layer.output.K, mixed.integers);
     multiply(layer.output, mixed, T, at.result);
+    if (const int64_t lost = sum_of_ranks(step, at.result, T * C)) return lost;
     const ResidualNorm middle{at.result, true, layer.attention_result_norm, layer.mlp_norm, layer.eps};
     add_and_norm(x, middle, T, C, {layer.gate_up, T, at.normed});
     multiply(layer.gate_up, {layer.gate_up, T, at.normed}, T, at.gate_up);
     const ProductRows product(layer.down, T, at.product);
     gate(at.gate_up, layer.gelu, T, layer.down.K, product);
     multiply(layer.down, product, T, at.result);
+    if (const int64_t lost = sum_of_ranks(step, at.result, T * C)) return lost;
     const ResidualNorm end{at.result, true, layer.mlp_result_norm, next ? next->attention_norm : nullptr, layer.eps};
     add_and_norm(x, end, T, C, {next ? next->qkv : layer.qkv, T, at.normed});
+    return 0;
 }
 
 // function(rows) for all rows of a step, in parts that one thread takes through all operations between two attentions:
 // what it wrote is in its own cache. With too few rows for that, all are one part, and the threads share each operation.
-template <class Function> void for_parts(int64_t T, Function function) {
-    const int64_t threads = pool::threads(), groups = row_groups(T);
+// So they do where ranks sum, which must all come to the same sums in the same order: there one part follows the other.
+template <class Function> void for_parts(const Step& step, Function function) {
+    const int64_t T = step.batch.T, threads = step.collective ? 1 : pool::threads(), groups = row_groups(T);
     if (T < threads * FEWEST_ROWS) return function(Rows{0, T});
     const int64_t parts = threads * divide_up(T, threads * MOST_ROWS);
-    pool::parallel(parts, [&](int64_t part) {
+    const auto take = [&](int64_t part) {
         const int64_t row = groups * part / parts * QuantizedRows::GROUP;
         const int64_t end = std::min(T, groups * (part + 1) / parts * QuantizedRows::GROUP);
         function(Rows{row, end - row});
-    });
+    };
+    if (!step.collective) return pool::parallel(parts, take);
+    for (int64_t part = 0; part < parts; part++) take(part);
 }
 
 }  // namespace
@@ -123,28 +138,32 @@ int64_t fl_workspace(const Layer* layers, int64_t count, int64_t T) {
     return numbers * int64_t(sizeof(float));
 }
 
-// x[T][C] passes `count` layers, each with its cache, in place. Returns 1 if a number from the batch that indexes memory
-// is out of range; x and the caches are then of no use.
+// x[T][C] passes `count` layers, each with its cache, in place. Returns 0; -1 if a number from the batch that indexes
+// memory is out of range; 1 + the rank that did not come to a sum. x and the caches are then of no use.
 int64_t fl_run_layers(const Layer* layers, const KVLayer* caches, int64_t count, const Step* step, float* x) {
     const StepBatch& batch = step->batch;
     const int64_t C = layers->output.N;
-    std::atomic<bool> within = true;
-    for_parts(batch.T, [&](Rows rows) {
+    std::atomic<int64_t> failure = 0;
+    for_parts(*step, [&](Rows rows) {
         const Workspace at(*layers, *step, rows);
         const ResidualNorm begin{at.result, false, nullptr, layers->attention_norm, layers->eps};
         add_and_norm(x + rows.row * C, begin, rows.count, C, {layers->qkv, rows.count, at.normed});
-        if (!before_attention(*layers, *caches, *step, rows)) within = false;
+        if (!before_attention(*layers, *caches, *step, rows)) failure = OUT_OF_RANGE;
     });
     for (int64_t index = 0; index < count; index++) {
         const Layer &layer = layers[index], *next = index + 1 < count ? &layer + 1 : nullptr;
         const Workspace at(layer, *step, {0, batch.T});
-        if (!within || !paged_attention(at.qkv, caches[index], batch, layer.heads, layer.scale, layer.window, at.mixed))
-            return 1;
-        for_parts(batch.T, [&](Rows rows) {
-            after_attention(layer, next, *step, rows, x + rows.row * C);
-            if (next && !before_attention(*next, caches[index + 1], *step, rows)) within = false;
+        if (failure) return failure;
+        if (!paged_attention(at.qkv, caches[index], batch, layer.heads, layer.scale, layer.window, at.mixed))
+            return OUT_OF_RANGE;
+        for_parts(*step, [&](Rows rows) {
+            if (failure) return;
+            if (const int64_t lost = after_attention(layer, next, *step, rows, x + rows.row * C))
+                failure = lost;
+            else if (next && !before_attention(*next, caches[index + 1], *step, rows))
+                failure = OUT_OF_RANGE;
         });
     }
-    return 0;
+    return failure;
 }
 }

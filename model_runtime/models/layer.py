@@ -133,9 +133,7 @@ class EagerLayers:
 
 def layer_stack(ops: Ops, layers: Sequence[Layer], collectives: Collectives) -> LayerStack:
     """Compiled, if the layers are all dense and there is a way."""
-    if collectives.size > 1:
-        return EagerLayers(ops, layers)
     dense = [layer.dense() for layer in layers]
     every = [layer for layer in dense if layer is not None]
-    program = ops.layer_program(every) if len(every) == len(layers) else None
+    program = ops.layer_program(every, collectives) if len(every) == len(layers) else None
     return EagerLayers(ops, layers) if program is None else program

@@ -7,7 +7,7 @@ the two.
 """
 
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_float, c_int64, c_void_p, sizeof
+from ctypes import Structure, addressof, byref, c_float, c_int64, c_void_p, sizeof
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.cpu import assert_plain, kv_arguments, storage
 from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Linear, RopeTable, register
+from model_runtime.parallel import Collectives
+from model_runtime.shared_collectives import SharedMemoryCollectives
 
 
 class CMatrix(Structure):
@@ -98,14 +100,21 @@ class CLayer(Structure):
 class CStep(Structure):
     """What all layers of a step share."""
 
-    _fields_ = (("batch", CStepBatch), ("rope", CRope), ("local_rope", CRope), ("workspace", c_void_p))
+    _fields_ = (
+        ("batch", CStepBatch),
+        ("rope", CRope),
+        ("local_rope", CRope),
+        ("workspace", c_void_p),
+        ("collective", c_void_p),
+    )
 
 
 class LayerProgram:
     """A `LayerStack` in compiled code. Keeps the addresses of weights and of the KV cache."""
 
-    def __init__(self, layers: Sequence[DenseLayer]) -> None:
-        self._layers = tuple(layers)
+    def __init__(self, layers: Sequence[DenseLayer], ranks: SharedMemoryCollectives | None) -> None:
+        """`ranks` sum what each has of a block's result; None: there is one."""
+        self._ranks, self._layers = ranks, tuple(layers)
         """Holds the memory that `_structures` point to."""
         self._structures = (CLayer * len(layers))(*(_layer(layer) for layer in layers))
         self._kv: list[KVLayer] = []
@@ -121,7 +130,9 @@ class LayerProgram:
         self._bind(kv, batch.block_size)
         size = library().workspace(byref(self._structures), len(self._structures), num_tokens)
         workspace = torch.empty(size, dtype=torch.uint8)
-        step = CStep(_batch(batch), *(_rope(rope, self._layers[0].shape) for rope in ropes), workspace.data_ptr())
+        collective = None if self._ranks is None else addressof(self._ranks.structure)
+        tables = (_rope(rope, self._layers[0].shape) for rope in ropes)
+        step = CStep(_batch(batch), *tables, workspace.data_ptr(), collective)
         failed = library().run_layers(
             byref(self._structures, layers.start * sizeof(CLayer)),
             byref(self._caches, layers.start * sizeof(CKVLayer)),
@@ -129,9 +140,11 @@ class LayerProgram:
             byref(step),
             _pointer(x_TC),
         )
-        assert not failed, (
+        assert failed >= 0, (
             "a position, slot or key of the batch is outside the rope table, the KV cache or its sequence"
         )
+        if self._ranks is not None:
+            self._ranks.check(failed)
         return x_TC
 
     def _bind(self, kv: list[KVLayer], block_size: int) -> None:
@@ -147,9 +160,11 @@ class LayerProgram:
 
 
 @register("layer_program", "cpu")
-def layer_program(layers: Sequence[DenseLayer]) -> LayerStack | None:
-    """Every layer in one call."""
-    return LayerProgram(layers)
+def layer_program(layers: Sequence[DenseLayer], collectives: Collectives) -> LayerStack | None:
+    """Every layer in one call, unless ranks would have to sum outside of it."""
+    if collectives.size == 1:
+        return LayerProgram(layers, None)
+    return LayerProgram(layers, collectives) if isinstance(collectives, SharedMemoryCollectives) else None
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

@@ -24,6 +24,7 @@ from model_runtime.ops.registry import (
     RopeTable,
     register,
 )
+from model_runtime.parallel import Collectives
 from model_runtime.quantized import QuantizedMatrix, dequantize, quantize_rows
 
 
@@ -150,7 +151,7 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 @register("layer_program", "any")
-def layer_program(layers: Sequence[DenseLayer]) -> LayerStack | None:
+def layer_program(layers: Sequence[DenseLayer], collectives: Collectives) -> LayerStack | None:
     """None: layers run one operation after the other."""
     return None
 

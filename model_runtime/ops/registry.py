@@ -19,6 +19,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
+from model_runtime.parallel import Collectives
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from scheduler.plan import RowLogprobs, SampleRows, ScoreRows
 
@@ -145,9 +146,9 @@ class Ops:
     """[T, 2 F] -> [T, F] = gelu(first half) * second half, gelu by its approximation with tanh (arXiv 1606.08415)."""
     activate: Callable[[Tensor, Activation], Tensor]
     """(x of any shape, which function) -> the function of every number. quick_gelu is x / (1 + exp(-1.702 x))."""
-    layer_program: Callable[[Sequence[DenseLayer]], LayerStack | None]
-    """All layers of a decoder -> something that runs them at once, with the results of the operations one by one; None
-    where there is no such thing."""
+    layer_program: Callable[[Sequence[DenseLayer], Collectives], LayerStack | None]
+    """(all layers of a decoder, the ranks that have parts of them) -> something that runs them at once, with the
+    results of the operations one by one; None where there is no such thing."""
     sample: "Callable[[Tensor, SampleRows], tuple[array[int], RowLogprobs]]"
     """(logits [N, V], how) -> (int32 token ids [N] or FAILED_TOKEN, their log-probabilities): see `sampling`."""
     score: Callable[[Tensor, ScoreRows], RowLogprobs]

@@ -1,5 +1,6 @@
 """All layers in one compiled call give what the operations one by one give, bit for bit: hidden states and KV cache."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -14,11 +15,16 @@ from model_runtime.models.layer import EagerLayers
 from model_runtime.ops import set_threads
 from model_runtime.ops.program import LayerProgram
 from model_runtime.ops.registry import HeadShape, Ops, PackedWeight, select
+from model_runtime.parallel import Alone, Collectives
 from model_runtime.quantized import quantize
+from model_runtime.share import Share, split
+from model_runtime.shared_collectives import SharedMemoryCollectives
+from model_runtime.shared_memory import make_region
 from model_runtime.weights.table import Parameter, Parameters
 from tests.model_runtime.deepseek import EXPERTS
 from tests.model_runtime.memory import MODEL
 from tests.model_runtime.op_cases import CPU, Span, batch_of, compiled, fill_cache, kv_cache, randn
+from tests.model_runtime.ranks import on_shared_memory
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 40, 128
 QUERY_LENS, KV_LENS = [1, 7, 1, 20], [1, 40, 70, 20]
@@ -62,16 +68,26 @@ def packed(ops: Ops, weight: Tensor, storage: str) -> PackedWeight:
             return ops.pack(weight.to({"float32": torch.float32, "bfloat16": torch.bfloat16}[storage]))
 
 
-def make_decoder(config: ModelConfig, ops: Ops, storage: str = "float32") -> Decoder:
-    parameters = Parameters({}, {})
+def part_of(parameter: Parameter, tensor: Tensor, share: Share) -> Tensor:
+    slots = tensor.split([slot.rows for slot in parameter.slots])
+    parts = zip(parameter.slots, slots, strict=True)
+    return torch.cat([rows[parameter.index(slot, share)] for slot, rows in parts])
+
+
+def make_decoder(
+    config: ModelConfig, ops: Ops, storage: str = "float32", collectives: Collectives | None = None
+) -> Decoder:
+    """One rank's, if there are several."""
+    ranks = collectives or Alone()
+    share, parameters = split(config, ranks.size)[ranks.rank], Parameters({}, {})
     for seed, parameter in enumerate(decoder_table(config)):
-        tensor = parameter_of(parameter, seed)
-        if parameter.columns is None:
-            parameters.vectors[parameter.name] = tensor
-        else:
+        tensor = part_of(parameter, parameter_of(parameter, seed), share)
+        if parameter.columns is not None:
             chosen = ("q8_0", "float32", "q4_0")[seed % 3] if storage == "mixed" else storage
             parameters.matrices[parameter.name] = packed(ops, tensor, chosen)
-    return Decoder(config, parameters, ops, CPU, MAX_LEN)
+        elif share.rank == 0 or not parameter.only_first:
+            parameters.vectors[parameter.name] = tensor
+    return Decoder(config, parameters, ops, CPU, MAX_LEN, collectives=ranks)
 
 
 def make_batch(config: ModelConfig, spans: tuple[Span, ...] = ()) -> Batch:
@@ -101,22 +117,24 @@ def contents(layer: KVLayer) -> list[Tensor]:
 
 def assert_same(decoder: Decoder, batch: Batch, kv_dtype: torch.dtype = torch.float32) -> None:
     """The program against the operations one by one, with one thread and two."""
-    config = decoder.config
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        set_threads(threads)
+        assert_same_once(decoder, batch, kv_dtype)
+    set_threads(before)
+
+
+def assert_same_once(decoder: Decoder, batch: Batch, kv_dtype: torch.dtype = torch.float32) -> None:
     program, eager = decoder.stack, EagerLayers(decoder.ops, decoder.layers)
     assert isinstance(program, LayerProgram)
-    before = torch.get_num_threads()
-    kv_expected = caches(config, batch, kv_dtype)
+    kv, kv_expected = (caches(decoder.own, batch, kv_dtype) for _ in range(2))
     decoder.stack = eager
     expected = decoder.forward(batch, kv_expected)
     assert expected.isfinite().all()
     decoder.stack = program
-    for threads in (1, 2):
-        set_threads(threads)
-        kv = caches(config, batch, kv_dtype)
-        assert torch.equal(decoder.forward(batch, kv), expected)
-        for layer, layer_expected in zip(kv, kv_expected, strict=True):
-            assert all(map(torch.equal, contents(layer), contents(layer_expected)))
-    set_threads(before)
+    assert torch.equal(decoder.forward(batch, kv), expected)
+    for layer, layer_expected in zip(kv, kv_expected, strict=True):
+        assert all(map(torch.equal, contents(layer), contents(layer_expected)))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -152,6 +170,35 @@ def test_a_long_step_passes_a_layer_in_parts(storage: str) -> None:
     decoder = make_decoder(config, compiled(), storage)
     batch = batch_of([100, 100], [100, 110], BLOCK_SIZE, NUM_BLOCKS)
     assert_same(decoder, batch)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "storage"), [("biases", "mixed"), ("qk norm", "float32"), ("sandwich", "bfloat16"), ("deepstack", "q4_0")]
+)
+def test_ranks_sum_within_the_call(name: str, storage: str, threads: int) -> None:
+    """The batch is longer than a part, so that ranks come to several sums in each block."""
+    config = CONFIGS[name]
+    batch = make_batch(config) if config.rope.mrope_sections else batch_of([60, 70], [60, 80], BLOCK_SIZE, NUM_BLOCKS)
+
+    def one(collectives: SharedMemoryCollectives) -> None:
+        assert_same_once(make_decoder(config, compiled(), storage, collectives), batch)
+
+    before = torch.get_num_threads()
+    set_threads(threads)
+    on_shared_memory(2, one)
+    set_threads(before)
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    descriptor = make_region(2)
+    alone = SharedMemoryCollectives(descriptor, 0, 2, timeout_seconds=0.05)
+    os.close(descriptor)
+    decoder = make_decoder(PLAIN, compiled(), collectives=alone)
+    batch = make_batch(PLAIN)
+    x_TC, ropes = randn(batch.num_tokens, 64), (decoder.rotations.table, decoder.rotations.table)
+    with pytest.raises(AssertionError, match="rank 1 ended or did not come"):
+        decoder.stack.run(x_TC, range(3), ropes, batch, caches(decoder.own, batch))
 
 
 def test_a_second_cache_takes_the_place_of_the_first() -> None:
