@@ -149,7 +149,7 @@ async def _main(start: ChildStart, listener: socket.socket) -> None:
 
 
 def main() -> None:
-    """Entry of the process: `python -m server.api_process RUN_DIR`, configuration on standard input."""
+    """Run by `child_entry.py` with RUN_DIR, configuration on standard input."""
     start = start_child("api")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     process = start.config.process
@@ -164,7 +164,3 @@ def main() -> None:
     except CheckpointError as error:
         print(f"firstlight: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)
-
-
-if __name__ == "__main__":
-    main()

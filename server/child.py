@@ -1,7 +1,8 @@
 """What the API and engine processes have in common: how a child of the supervisor starts and when it must end.
 
 The supervisor writes the configuration as one JSON line to a child's standard input and keeps that pipe open; its end
-means that the supervisor is gone, however it died, and the child ends at once. So no process is ever orphaned.
+means that the supervisor is gone, however it died, and the child ends at once. With `child_entry.py`, which sees to
+children that are stopped, no process is ever orphaned.
 """
 
 import logging
@@ -70,8 +71,9 @@ def start_child(title: str) -> ChildStart:
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    setproctitle.setproctitle(f"firstlight: {title}")
+    setproctitle.setproctitle(f"firstlight: spare {title}")
     config = from_json(_read_line())
+    setproctitle.setproctitle(f"firstlight: {title}")
     run_dir = Path(sys.argv[1])
     logging.basicConfig(level=config.process.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
     threading.Thread(target=_leave_when_orphaned, args=(run_dir,), daemon=True, name="orphan-watch").start()

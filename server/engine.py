@@ -255,8 +255,8 @@ def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int, pul
 
 
 def main() -> None:
-    """Entry of the process: `python -m server.engine RUN_DIR GENERATION PIPE`, configuration on standard input. The
-    pulse goes to the pipe."""
+    """Run by `child_entry.py` with RUN_DIR GENERATION PIPE, configuration on standard input. The pulse goes to the
+    pipe."""
     start = start_child("engine")
     generation = int(sys.argv[2])
     pulse = Pulse(int(sys.argv[3]), start.config.process.step_timeout)
@@ -272,7 +272,3 @@ def main() -> None:
         print(f"firstlight: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)
     loop.run()
-
-
-if __name__ == "__main__":
-    main()

@@ -18,6 +18,7 @@ import msgspec
 import setproctitle
 from llguidance import LLTokenizer
 
+from server.child_entry import follow_parent
 from server.grammar.compiler import check_start, compile_grammar, token_trie
 from server.grammar.errors import GrammarError
 from server.grammar.frames import LENGTH_BYTES, Verdict, pack
@@ -113,6 +114,7 @@ def main() -> None:
     """Until standard input ends."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    follow_parent(signal.SIGKILL)
     setproctitle.setproctitle("firstlight: grammars")
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,0 +1,134 @@
+"""The supervisor's children: processes that end when it does, the engine with its pulse, and the engine to come.
+
+Used by `server/supervisor.py`; supervisor process.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from server.config import ProcessConfig, ServeConfig, to_json
+from server.pulse import PulseWatch
+
+OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Compute threads sleep while they wait: one that spins on a busy core costs the gateway milliseconds."""
+
+MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+"""Freed blocks of a megabyte go back to the system at once. Otherwise the C library learns from the first images to
+keep blocks of up to 32 MiB in each thread's heap: a few photographs leave the API process 100 MB larger for good."""
+
+
+class Child:
+    """A child process and the pipe that tells it what to do, and that the supervisor lives."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[object],
+        environment: Mapping[str, str],
+        *,
+        when_orphaned: signal.Signals,
+        inherited: Sequence[int] = (),
+    ) -> None:
+        """`inherited` are descriptors for it."""
+        words = ["-m", "server.child_entry", int(when_orphaned), module, *arguments]
+        self.process = subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, **environment},
+            start_new_session=True,
+            pass_fds=inherited,
+        )
+        self._pipe: IO[bytes] = self.process.stdin  # type: ignore[assignment]
+
+    def configure(self, config: ServeConfig) -> None:
+        """What it waits for once it has imported its modules."""
+        with contextlib.suppress(BrokenPipeError):  # it died already, as its exit code will tell
+            self._pipe.write(to_json(config) + b"\n")
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative is the signal that ended it."""
+        return self.process.poll()
+
+    def end(self, grace: float) -> None:
+        """Wait up to `grace` seconds for it to end by itself, then SIGKILL: children do not heed SIGTERM."""
+        try:
+            self.process.wait(grace)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._pipe.close()
+
+
+def start_api(run_dir: Path, config: ServeConfig) -> Child:
+    """The API process. Orphaned, it removes the folder of the sockets."""
+    api = Child("server.api_process", [run_dir], MALLOC_SETTINGS, when_orphaned=signal.SIGCONT)
+    api.configure(config)
+    return api
+
+
+class EngineProcess:
+    """An engine, which imports torch and waits until it is configured."""
+
+    def __init__(self, run_dir: Path, generation: int) -> None:
+        self.generation = generation
+        self._pulse = PulseWatch()
+        self._child = Child(
+            "server.engine",
+            [run_dir, generation, self._pulse.pipe],
+            OPENMP_SETTINGS,
+            when_orphaned=signal.SIGKILL,
+            inherited=[self._pulse.pipe],
+        )
+        self._stall = ""
+
+    def configure(self, config: ServeConfig) -> None:
+        """It is to load the model and serve."""
+        self._child.configure(config)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._child.exit_code
+
+    def kill_if_stalled(self, limits: ProcessConfig) -> None:
+        """A stopped process, one that waits for what never comes, a step without end. To be called several times a
+        second."""
+        self._pulse.look()
+        if self._stall:
+            return
+        if self._pulse.stuck:
+            self._stall = f"was stuck in a step for {limits.step_timeout:.0f} s"
+        elif self._pulse.silence > limits.stall_timeout:
+            self._stall = f"was silent for {limits.stall_timeout:.0f} s"
+        if self._stall:
+            self._child.process.kill()
+
+    @property
+    def how_it_ended(self) -> str:
+        """In words; it must have ended."""
+        code = self.exit_code
+        assert code is not None, "the engine runs"
+        return self._stall or f"ended ({describe(code)})"
+
+    @property
+    def ended_from_outside(self) -> bool:
+        """As far as can be seen: killed, and not for a step without end."""
+        return self.exit_code == -signal.SIGKILL and not self._pulse.stuck
+
+    def end(self) -> None:
+        """At once."""
+        self._child.end(0.0)
+        self._pulse.close()
+
+
+def describe(code: int) -> str:
+    """An exit code, for people."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
