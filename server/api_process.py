@@ -24,6 +24,7 @@ from server.child import EXIT_BAD_CONFIGURATION, ChildStart, socket_address, sta
 from server.client import EngineClient
 from server.config import ProcessConfig
 from server.engine_link import bind
+from server.faults import FaultyClient
 from server.grammar.checker import ProcessChecker
 from server.grammar.vocabulary import Vocabulary
 from server.http_protocol import bounded_protocol
@@ -83,7 +84,8 @@ class Gateway:
 
     def __init__(self, start: ChildStart, listener: socket.socket) -> None:
         config = start.config
-        self._client = EngineClient(
+        client = FaultyClient if config.process.fault_hooks else EngineClient
+        self._client = client(
             bind(zmq.asyncio.Context(), socket_address(start.run_dir)),
             config.scheduler,
             max_unread_events=config.gateway.max_unread_events,
@@ -130,12 +132,15 @@ class Gateway:
         """Serve until drained. A fault of the receive loop ends the process."""
         receiving = asyncio.get_running_loop().create_task(self._client.run())
         receiving.add_done_callback(self._stop)
+        reporting = asyncio.get_running_loop().create_task(self._client.report_health())
+        reporting.add_done_callback(self._stop)
         more = [self._listener.dup() for _ in range(ACCEPTS_PER_PASS - 1)]
         await self._server.serve(sockets=[self._listener, *more])
-        receiving.remove_done_callback(self._stop)
-        receiving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await receiving
+        for task in (receiving, reporting):
+            task.remove_done_callback(self._stop)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         await self._grammars.aclose()
         if self._images is not None:
             await self._images.aclose()

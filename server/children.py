@@ -81,13 +81,14 @@ class EngineProcess:
         self.generation = generation
         self._pulse = PulseWatch()
         self._child = Child(
-            "server.engine",
+            "server.engine_process",
             [run_dir, generation, self._pulse.pipe],
             OPENMP_SETTINGS,
             when_orphaned=signal.SIGKILL,
             inherited=[self._pulse.pipe],
         )
-        self._stall = ""
+        self._killed_for = ""
+        self._is_to_blame = True
 
     def configure(self, config: ServeConfig) -> None:
         """It is to load the model and serve."""
@@ -102,13 +103,15 @@ class EngineProcess:
         """A stopped process, one that waits for what never comes, a step without end. To be called several times a
         second."""
         self._pulse.look()
-        if self._stall:
-            return
         if self._pulse.stuck:
-            self._stall = f"was stuck in a step for {limits.step_timeout:.0f} s"
+            self.kill(f"was stuck in a step for {limits.step_timeout:.0f} s")
         elif self._pulse.silence > limits.stall_timeout:
-            self._stall = f"was silent for {limits.stall_timeout:.0f} s"
-        if self._stall:
+            self.kill(f"was silent for {limits.stall_timeout:.0f} s", is_to_blame=False)
+
+    def kill(self, reason: str, *, is_to_blame: bool = True) -> None:
+        """At once; `reason` says what it did."""
+        if self.exit_code is None and not self._killed_for:
+            self._killed_for, self._is_to_blame = reason, is_to_blame
             self._child.process.kill()
 
     @property
@@ -116,12 +119,12 @@ class EngineProcess:
         """In words; it must have ended."""
         code = self.exit_code
         assert code is not None, "the engine runs"
-        return self._stall or f"ended ({describe(code)})"
+        return self._killed_for or f"ended ({describe(code)})"
 
     @property
     def ended_from_outside(self) -> bool:
-        """As far as can be seen: killed, and not for a step without end."""
-        return self.exit_code == -signal.SIGKILL and not self._pulse.stuck
+        """As far as can be seen."""
+        return self.exit_code == -signal.SIGKILL and not (self._killed_for and self._is_to_blame)
 
     def end(self) -> None:
         """At once."""

@@ -4,6 +4,7 @@ Routes use it through the protocols of `server/generation.py`; `server/api_proce
 engine is lost, requests wait here for the next one, which goes on with them (`replay.py`).
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from scheduler.request import FinishReason, PixelsMissing
 from server import generation, wire
 from server.client_pixels import PixelLedger
 from server.client_stream import ClientStream
-from server.engine_link import NOWHERE, EngineLink
+from server.engine_link import NOWHERE, EngineLink, EngineNonsense
 from server.errors import BadRequest, Overloaded, Unavailable
 from server.generation import GenerationRequest, RecoveryStats
 from server.quarantine import Quarantine
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 EXPIRY_POLL_MS = 250
 """How often deadlines are looked at while there is no engine to do it."""
+HEALTH_SECONDS = 0.25
 
 
 class Admission:
@@ -94,6 +96,15 @@ class EngineClient:
     def unready_reason(self) -> str | None:
         """Why a new request would not run at once; None when it would."""
         return self._refusal() or self._link.unready_reason()
+
+    @property
+    def is_full(self) -> bool:
+        """A new request would be refused for now."""
+        try:
+            self._require_places(1)
+        except Overloaded:
+            return True
+        return False
 
     def _refusal(self) -> str | None:
         """Why new requests are not taken. Once there was an engine they wait for the next one like the others; the
@@ -186,9 +197,16 @@ class EngineClient:
         return True
 
     async def run(self) -> None:
-        """Receive from this server's processes until cancelled. Raises WireError when one of them sends nonsense."""
+        """Receive from this server's processes until cancelled. Raises WireError for nonsense of the supervisor, and
+        for an engine of another version."""
         while True:
-            received = await self._link.receive(EXPIRY_POLL_MS)
+            try:
+                received = await self._link.receive(EXPIRY_POLL_MS)
+            except EngineNonsense as error:
+                self._link.newest_down = self._link.generation
+                self._lose_engine(f"the engine sent nonsense: {error}")
+                await self._link.tell_supervisor(wire.Broken(self._link.newest_down, str(error)))
+                continue
             if self._link.generation == NOWHERE:
                 self._expire()
             if received is None:
@@ -201,6 +219,14 @@ class EngineClient:
                     await self._from_starting_engine(message)
             elif identity == wire.engine_identity(self._link.generation):
                 self._from_engine(message)
+
+    async def report_health(self) -> None:
+        """Tell the supervisor, once it has spoken, every HEALTH_SECONDS until cancelled."""
+        while True:
+            if self._watched:
+                report = wire.Health(self.unready_reason(), self.is_full, self._link.stats)
+                await self._link.tell_supervisor(report)
+            await asyncio.sleep(HEALTH_SECONDS)
 
     async def _from_supervisor(self, message: wire.ToApi) -> None:
         if isinstance(message, wire.Watch):

@@ -28,6 +28,10 @@ class ProcessConfig:
 
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
     port: int = field(default=8000, metadata={"help": "port to listen on; 0 picks a free one"})
+    health_port: int = field(
+        default=0,
+        metadata={"help": "port on which the supervisor answers /health/* too, however busy the gateway is; 0: none"},
+    )
     shutdown_timeout: float = field(
         default=30.0, metadata={"help": "seconds that accepted requests get to finish after SIGTERM"}
     )
@@ -42,7 +46,7 @@ class ProcessConfig:
     )
     fault_hooks: bool = field(
         default=False,
-        metadata={"help": "for tests only: requests with the cache salt fault:crash, :kill, :stop or :hang do that"},
+        metadata={"help": "for tests only: requests with the cache salt fault:ACTION@POINT do that (server/faults.py)"},
     )
     log_level: Literal["debug", "info", "warning", "error"] = field(
         default="info", metadata={"help": "least severe log message that is shown"}
@@ -50,8 +54,8 @@ class ProcessConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
-        if not 0 <= self.port <= 65535:
-            raise ValueError("port must be from 0 to 65535")
+        if not 0 <= min(self.port, self.health_port) <= max(self.port, self.health_port) <= 65535:
+            raise ValueError("port and health_port must be from 0 to 65535")
         if self.shutdown_timeout < 0:
             raise ValueError("shutdown_timeout must not be negative")
         if min(self.stall_timeout, self.step_timeout) <= 0:

@@ -1,50 +1,37 @@
-"""The engine process: drain the inbox, plan, execute, commit, publish; then again.
+"""The engine's loop: drain the inbox, plan, execute, commit, publish; then again.
 
-The only place where a request's path turns round. Owns the scheduler and the executor (rank 0); started by the
-supervisor, talks to the API process. A broken invariant ends the process loudly; the supervisor starts a new one.
+The only place where a request's path turns round. Owns the scheduler and the executor (rank 0); run by
+`engine_process.py`, talks to the API process. A broken invariant ends the process loudly; the supervisor starts a new
+one.
 """
 
-import logging
-import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import zmq
 
 from model_runtime.config import RuntimeInfo
-from model_runtime.executor import Executor, load_executor
-from model_runtime.memory import PlanError
-from model_runtime.weights.errors import CheckpointError
+from model_runtime.executor import Executor
 from scheduler.config import SchedulerConfig
 from scheduler.encoder_cache import EncoderLimits
 from scheduler.masks import TokenMasks
+from scheduler.plan import StepPlan, StepResult
 from scheduler.request import Request, SchedulerError, TokenEvent, TokenLogprob
 from scheduler.scheduler import Scheduler
 from scheduler.speculation import FIXED_ROWS, StepCost
 from server import wire
-from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
-from server.config import ServeConfig
-from server.faults import commit_fault
 from server.grammar.errors import GrammarError
 from server.grammar.matchers import Matchers
 from server.grammar.vocabulary import Vocabulary
-from server.models import resolve_model
 from server.prompt.image_source import load_tokenizer_for, read_images
 from server.prompt.vocabulary import vocabulary_of
-from server.pulse import Pulse
 from server.wire_submit import unpack_images
-
-logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.25
 COMPILE_POLL_MS = 2
 """How often a loop without other work looks whether a grammar is compiled."""
-NICENESS = 5
-"""Added to the engine's priority value, so that the gateway answers promptly while every core computes."""
 
 
 class EngineLoop:
@@ -58,12 +45,10 @@ class EngineLoop:
         matchers: Matchers,
         generation: int,
         on_pass: Callable[[], None],
-        on_request: Callable[[Request], None],
     ) -> None:
-        """`on_pass` is called whenever the loop comes round, `on_request` before a request is taken."""
+        """`on_pass` is called whenever the loop comes round."""
         self._socket, self._scheduler, self._executor, self._generation = socket, scheduler, executor, generation
-        self._on_pass, self._on_request = on_pass, on_request
-        self._matchers = matchers
+        self._on_pass, self._matchers = on_pass, matchers
         self._refusals: list[wire.Event] = []
         self._last_publish = 0.0
         self._last_step_time = 0.0
@@ -76,15 +61,23 @@ class EngineLoop:
             self._on_pass()
             self._drain_inbox()
             self._add_compiled()
-            plan = self._scheduler.plan(time.monotonic())
+            plan = self._plan()
             if plan is not None:
-                result = self._executor.execute(plan)
-                self._last_step_time = time.monotonic()
-                self._scheduler.commit(result, self._last_step_time)
-                self._steps += 1
-                if not self._scheduler.has_work():
-                    self._scheduler.check_invariants()
+                self._commit(self._execute(plan))
             self._publish()
+
+    def _plan(self) -> StepPlan | None:
+        return self._scheduler.plan(time.monotonic())
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        return self._executor.execute(plan)
+
+    def _commit(self, result: StepResult) -> None:
+        self._last_step_time = time.monotonic()
+        self._scheduler.commit(result, self._last_step_time)
+        self._steps += 1
+        if not self._scheduler.has_work():
+            self._scheduler.check_invariants()
 
     def _greet(self) -> None:
         """Ready to serve: tell the facts that were learned while loading."""
@@ -125,7 +118,6 @@ class EngineLoop:
             images=unpack_images(message, pixels),
             pooling=message.pooling,
         )
-        self._on_request(request)
         if request.sampling.grammar is not None:
             self._matchers.prepare(request)
         else:
@@ -240,35 +232,3 @@ def make_scheduler(
         masks=masks,
         step_cost=StepCost(fixed_rows=fixed_rows, draft_step=info.draft_cost),
     )
-
-
-def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int, pulse: Pulse) -> EngineLoop:
-    def progress(stage: str, fraction: float) -> None:
-        socket.send(wire.encode(wire.Loading(generation, stage, fraction)))
-
-    path = resolve_model(config.model).path
-    executor = load_executor(path, config.runtime, config.scheduler, progress)
-    matchers = Matchers(partial(read_vocabulary, path, executor.info))
-    scheduler = make_scheduler(config.scheduler, executor.info, matchers)
-    on_request = commit_fault if config.process.fault_hooks else lambda request: None
-    return EngineLoop(socket, scheduler, executor, matchers, generation, pulse.loop, on_request)
-
-
-def main() -> None:
-    """Run by `child_entry.py` with RUN_DIR GENERATION PIPE, configuration on standard input. The pulse goes to the
-    pipe."""
-    start = start_child("engine")
-    generation = int(sys.argv[2])
-    pulse = Pulse(int(sys.argv[3]), start.config.process.step_timeout)
-    os.nice(NICENESS)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.IDENTITY, wire.engine_identity(generation))
-    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
-    socket.connect(socket_address(start.run_dir))
-    try:
-        loop = _load(start.config, socket, generation, pulse)
-    except (CheckpointError, PlanError) as error:
-        print(f"firstlight: {error}", file=sys.stderr)
-        sys.exit(EXIT_BAD_CONFIGURATION)
-    loop.run()

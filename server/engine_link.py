@@ -38,6 +38,10 @@ def bind(context: zmq.asyncio.Context, address: str) -> zmq.asyncio.Socket:
     return router
 
 
+class EngineNonsense(Exception):
+    """The engine that is there sent a frame that does not decode."""
+
+
 class EngineLink:
     """A bound ROUTER socket and the newest engine."""
 
@@ -93,15 +97,17 @@ class EngineLink:
 
     async def receive(self, timeout_ms: int) -> tuple[bytes, wire.ToApi] | None:
         """(identity, message) of a process of this server, or None: a stranger's, or nothing within the time. Raises
-        WireError when one of the server's own sends nonsense."""
+        EngineNonsense, and WireError for nonsense of the supervisor."""
         if self.generation == NOWHERE and not await self._socket.poll(timeout_ms):
             return None
         identity, *frames = await self._socket.recv_multipart()
         try:
             message = wire.decode_to_api(b"".join(frames))
         except wire.WireError as error:
-            if identity in (wire.SUPERVISOR, wire.engine_identity(self.generation)):
+            if identity == wire.SUPERVISOR:
                 raise
+            if identity == wire.engine_identity(self.generation):
+                raise EngineNonsense(str(error)) from None
             logger.warning("%r is no process of this server; dropped what it sent: %s", identity, error)
             return None
         return identity, message

@@ -95,6 +95,11 @@ class Engine(Protocol):
         """What became of the sequences of engines that were lost."""
         ...
 
+    @property
+    def is_full(self) -> bool:
+        """A new request would be refused for now: that passes."""
+        ...
+
     def unready_reason(self) -> str | None:
         """Why a new request would not run at once; None when it would, if the queue has room."""
         ...

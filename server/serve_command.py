@@ -25,8 +25,8 @@ class StartDisplay:
         self._task: TaskID | None = None
         self._stage = ""
 
-    def on_message(self, message: wire.ToSupervisor) -> None:
-        """Called by the supervisor for each report of the API process."""
+    def on_message(self, message: wire.StartReport) -> None:
+        """Called by the supervisor for the reports of the API process up to the first readiness."""
         if isinstance(message, wire.Listening):
             self._url = message.url
         elif isinstance(message, wire.Loading):

@@ -21,6 +21,7 @@ from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, socket_address, socket_path
 from server.children import EngineProcess, describe, start_api
 from server.config import ServeConfig
+from server.health_port import HealthBoard, HealthServer
 from server.options import OptionError
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ EXIT_NO_ENGINE = 1
 class Supervisor:
     """One API process and one engine process at a time."""
 
-    def __init__(self, config: ServeConfig, on_message: Callable[[wire.ToSupervisor], None]) -> None:
+    def __init__(self, config: ServeConfig, on_message: Callable[[wire.StartReport], None]) -> None:
         self._config, self._on_message = config, on_message
         self._failures = 0
         self._spare: EngineProcess | None = None
@@ -51,10 +52,15 @@ class Supervisor:
         self._ready_generation: int | None = None
         """Of the newest engine that was ready."""
         self._ready_at = 0.0
+        self._lost_at: float | None = None
+        """When the newest engine that was ready ended; None while there is one."""
         self._stop_signals = 0
         self._drain_deadline: float | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        self._health = HealthBoard(config.process.stall_timeout)
+        if config.process.health_port:
+            HealthServer(config.process.host, config.process.health_port, self._health)
         self._run_dir = _make_run_dir()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = context.socket(zmq.DEALER)
@@ -103,15 +109,26 @@ class Supervisor:
 
     def _step(self) -> int | None:
         if self._socket.poll(POLL_MS):
-            message = wire.decode_to_supervisor(self._socket.recv())
-            if isinstance(message, wire.Hello):
-                self._ready_generation, self._ready_at, self._failures = message.generation, time.monotonic(), 0
-            self._on_message(message)
+            self._hear(wire.decode_to_supervisor(self._socket.recv()))
         if (code := self._api.exit_code) is not None:
             return self._api_ended(code)
         if self._stop_signals and (code := self._drain()) is not None:
             return code
         return self._watch_engine()
+
+    def _hear(self, message: wire.ToSupervisor) -> None:
+        if isinstance(message, wire.Health):
+            self._health.hear(message)
+        elif isinstance(message, wire.Broken):
+            if message.generation == self._engine.generation:
+                self._engine.kill(f"sent nonsense ({message.reason})")
+        elif self._ready_generation is None:
+            self._on_message(message)
+        if isinstance(message, wire.Hello):
+            self._ready_generation, self._ready_at, self._failures = message.generation, time.monotonic(), 0
+            if self._lost_at is not None:
+                logger.info("an engine is back after %.1f s", self._ready_at - self._lost_at)
+            self._lost_at = None
 
     def _api_ended(self, code: int) -> int:
         if self._drain_deadline is not None and code == 0:
@@ -170,6 +187,8 @@ class Supervisor:
         self._failures += self._ready_generation != engine.generation
         delay = BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
         self._restart_at = now + delay
+        if self._ready_generation is not None and self._lost_at is None:
+            self._lost_at = now
         reason = f"the engine {engine.how_it_ended} and is being restarted"
         logger.error("%s in %.1f s", reason, delay)
         self._send(wire.EngineDown(engine.generation, reason, engine.ended_from_outside))
@@ -191,7 +210,7 @@ def _make_run_dir() -> Path:
     return path
 
 
-def serve(config: ServeConfig, on_message: Callable[[wire.ToSupervisor], None]) -> int:
+def serve(config: ServeConfig, on_message: Callable[[wire.StartReport], None]) -> int:
     """Run the server until it is told to stop; `on_message` hears of loading and readiness."""
     setproctitle.setproctitle("firstlight: supervisor")
     return Supervisor(config, on_message).run()

@@ -176,9 +176,26 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     timeout: float
 
 
+class Broken(msgspec.Struct, frozen=True, tag="broken"):
+    """API -> supervisor: this generation of the engine sent nonsense; replace it."""
+
+    generation: int
+    reason: str
+
+
+class Health(msgspec.Struct, frozen=True, tag="health"):
+    """API -> supervisor, several times a second: what the health port answers."""
+
+    unready: str | None
+    """Why a request would not run; None when it would."""
+    overloaded: bool
+    stats: Stats | None
+
+
 ToEngine = Submit | Abort
 ToApi = Hello | Loading | Events | Stats | EngineDown | Drain | Watch
-ToSupervisor = Listening | Loading | Hello
+StartReport = Listening | Loading | Hello
+ToSupervisor = StartReport | Broken | Health
 
 Message = TypeVar("Message")
 _encoder = msgspec.msgpack.Encoder()

@@ -26,6 +26,7 @@ SCHEDULER_MAY_NOT_IMPORT = {"asyncio", "logging", "time", "datetime", "socket", 
 # Where the server side may see the runtime, and what of it.
 RUNTIME_USERS = {
     "server/engine.py",
+    "server/engine_process.py",
     "server/supervisor.py",
     "server/doctor.py",
     "server/engine_bench.py",

@@ -2,14 +2,13 @@
 health routes need no API key.
 """
 
-import time
-
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from server import health
 from server.api.gateway import gateway_of
-from server.errors import Overloaded, Unavailable
+from server.errors import Unavailable
 
 router = APIRouter()
 
@@ -17,7 +16,7 @@ router = APIRouter()
 @router.get("/health/live")
 async def live() -> JSONResponse:
     """Whether this process answers."""
-    return JSONResponse({"status": "ok"})
+    return JSONResponse(health.LIVE)
 
 
 @router.get("/health")
@@ -27,33 +26,13 @@ async def ready(request: Request) -> JSONResponse:
     engine = gateway_of(request).engine
     if (reason := engine.unready_reason()) is not None:
         raise Unavailable(reason)
-    try:
-        engine.admit().release()
-    except Overloaded:
-        return JSONResponse({"status": "overloaded"})
-    return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "overloaded" if engine.is_full else "ok"})
 
 
 @router.get("/health/progress")
 async def progress(request: Request) -> JSONResponse:
     """What the engine is doing: age of its last step in seconds (null before the first), queue and KV blocks."""
-    stats = gateway_of(request).engine.stats
-    if stats is None:
-        return JSONResponse({"status": "no engine"})
-    age = time.monotonic() - stats.last_step_time if stats.last_step_time else None
-    return JSONResponse(
-        {
-            "status": "busy" if stats.busy else "idle",
-            "generation": stats.generation,
-            "steps": stats.step_id,
-            "last_step_age_seconds": age,
-            "running": stats.running,
-            "waiting": stats.waiting,
-            "free_blocks": stats.free_blocks,
-            "cached_blocks": stats.cached_blocks,
-            "total_blocks": stats.total_blocks,
-        }
-    )
+    return JSONResponse(health.progress(gateway_of(request).engine.stats))
 
 
 @router.get("/metrics")

@@ -1,15 +1,18 @@
-"""Requests that crash, hang or stop the engine: they fail alone; their neighbours finish with the right text."""
+"""Requests that crash the engine, hang it or make it talk nonsense: they fail alone; their neighbours finish with the
+right text.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.chaos.mix import text_requests
-from tests.end_to_end.conftest import Server, run_server
+from tests.chaos.kills import chaos_server
+from tests.chaos.mix import image_requests
+from tests.end_to_end.conftest import Server
 from tests.end_to_end.test_conversation import COMPLETIONS
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 def answer(server: Server, path: str, body: dict[str, Any]) -> Any:
@@ -18,19 +21,19 @@ def answer(server: Server, path: str, body: dict[str, Any]) -> Any:
 
 
 def test_poison_fails_alone() -> None:
-    """Within three restarts, by a crash and then by a hang; after that it is refused at the door."""
-    with run_server("--fault-hooks", "--stall-timeout", "3", "--step-timeout", "3") as server:
-        neighbours = text_requests(40)
-        undisturbed = [answer(server, path, body) for path, body in neighbours]
-        for number, fault in enumerate(("crash", "hang"), 1):
-            poison = {"model": server.model, "prompt": f"{fault} " * 9, "cache_salt": f"fault:{fault}", "max_tokens": 9}
-            with ThreadPoolExecutor(len(neighbours) + 1) as pool:
+    """Within three restarts; after that it is refused at the door."""
+    with chaos_server(images=True, arguments=("--fault-hooks", "--step-timeout", "2")) as server:
+        neighbours = image_requests(300)
+        with ThreadPoolExecutor(len(neighbours) + 1) as pool:
+            undisturbed = list(pool.map(lambda request: answer(server, *request), neighbours))
+            for number, fault in enumerate(("crash@commit", "hang@execute", "corrupt@frame"), 1):
+                poison = {"prompt": fault, "cache_salt": f"fault:{fault}", "max_tokens": 9, "model": server.model}
                 beside = [pool.submit(answer, server, path, body) for path, body in neighbours]
                 failed = pool.submit(server.http.post, COMPLETIONS, json=poison).result()
                 assert [future.result() for future in beside] == undisturbed
-            assert (failed.status_code, failed.json()["error"]["type"]) == (500, "server_error")
-            refused = server.http.post(COMPLETIONS, json=poison)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "request_quarantined")
-            metrics = server.metrics()
-            assert metrics["engine_restarts_total"] == 3 * number
-            assert metrics["recovery_quarantines_total"] == number
+                assert (failed.status_code, failed.json()["error"]["type"]) == (500, "server_error")
+                refused = server.http.post(COMPLETIONS, json=poison)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (400, "request_quarantined")
+                metrics = server.metrics()
+                assert metrics["engine_restarts_total"] == 3 * number
+                assert metrics["recovery_quarantines_total"] == number

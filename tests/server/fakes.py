@@ -241,13 +241,17 @@ class FakeEngine:
     def cancelled(self) -> int:
         return sum(len(stream.cancelled) for stream in self.streams)
 
+    @property
+    def is_full(self) -> bool:
+        return self.reserved + self.live >= self.places
+
     def unready_reason(self) -> str | None:
         return None if self.unready is None else self.unready.message
 
     def admit(self) -> FakeAdmission:
         if self.unready is not None:
             raise self.unready
-        if self.reserved + self.live >= self.places:
+        if self.is_full:
             raise Overloaded("the queue is full")
         self.reserved += 1
         return FakeAdmission(self)

@@ -150,11 +150,26 @@ def test_a_stranger_is_not_believed(tmp_path: Path, identity: bytes) -> None:
     run(tmp_path, scenario)
 
 
-def test_nonsense_of_the_engine_is_a_fault(tmp_path: Path) -> None:
+def test_an_engine_that_talks_nonsense_is_to_be_replaced(tmp_path: Path) -> None:
     async def scenario(wires: Wires) -> None:
-        engine = await wires.greet(0)
+        supervisor, engine = wires.peer(wire.SUPERVISOR), await wires.greet(0)
         await wires.ready(True)
+        await supervisor.send(wire.encode(wire.Watch()))
         await engine.send(b"\xc1")
+        await wires.ready(False)
+        told = [wire.decode_to_supervisor(await asyncio.wait_for(supervisor.recv(), 5)) for _ in range(3)]
+        assert isinstance(told[2], wire.Broken)
+        assert told[2].generation == 0
+        await engine.send(wire.encode(wire.Loading(0, "again", 0.0)))
+        await wires.greet(1)
+        await wires.ready(True)
+
+    run(tmp_path, scenario)
+
+
+def test_nonsense_of_the_supervisor_is_a_fault(tmp_path: Path) -> None:
+    async def scenario(wires: Wires) -> None:
+        await wires.peer(wire.SUPERVISOR).send(b"\xc1")
         with pytest.raises(wire.WireError):
             await asyncio.wait_for(wires.receiving, 5)
 

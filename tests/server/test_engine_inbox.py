@@ -71,7 +71,7 @@ def inbox() -> Iterator[Inbox]:
     limits = EncoderLimits(cache_bytes=10_000, bytes_per_embedding=4)
     matchers = Matchers(lambda: vocabulary_of(TOKENIZER, TOKENIZER.vocab_size, [EOS]))
     scheduler = Scheduler(SchedulerConfig(), num_blocks=64, max_model_len=256, encoder=limits, masks=matchers)
-    loop = EngineLoop(engine, scheduler, cast(Executor, NoModel), matchers, 0, lambda: None, lambda request: None)
+    loop = EngineLoop(engine, scheduler, cast(Executor, NoModel), matchers, 0, lambda: None)
     yield Inbox(loop, gateway)
     gateway.close(linger=0)
     engine.close(linger=0)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.conftest import Server, run_server, sse_events
-from tests.end_to_end.test_conversation import finishes, texts
+from tests.end_to_end.test_conversation import QUESTION, finishes, texts
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 
@@ -79,8 +79,16 @@ def test_sigkill_of_the_api_process_leaves_nothing(own_server: Server) -> None:
     assert len(_sockets_left()) == len(left_before) - 1
 
 
-def test_sigkill_of_the_supervisor_leaves_nothing(own_server: Server) -> None:
+@pytest.mark.parametrize("stopped", [(), ("api", "engine", "spare engine", "grammars")])
+def test_sigkill_of_the_supervisor_leaves_nothing(own_server: Server, stopped: tuple[str, ...]) -> None:
+    """Not even of children that are stopped, and cannot read that their pipe has ended."""
+    own_server.children()["engine"].kill()
+    form = {"type": "json_object"}
+    own_server.post("/v1/chat/completions", messages=QUESTION, response_format=form, max_tokens=2)
+    own_server.wait_for(lambda: "spare engine" in own_server.children(), 20, "a spare engine")
     children = list(own_server.children().values())
+    for name in stopped:
+        own_server.children()[name].suspend()
     left_before = _sockets_left()
     own_server.process.kill()
     own_server.process.wait(5)

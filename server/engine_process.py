@@ -1,0 +1,58 @@
+"""The engine process: loads the model, tells how far it is, and runs the engine's loop.
+
+Started by the supervisor (`children.py`) by way of `child_entry.py`: it imports torch, and then waits for its
+configuration, so that a spare engine has done that much before it is needed.
+"""
+
+import os
+import sys
+from functools import partial
+
+import zmq
+
+from model_runtime.executor import load_executor
+from model_runtime.memory import PlanError
+from model_runtime.weights.errors import CheckpointError
+from server import wire
+from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
+from server.config import ServeConfig
+from server.engine import EngineLoop, make_scheduler, read_vocabulary
+from server.engine_faults import FaultyLoop
+from server.grammar.matchers import Matchers
+from server.models import resolve_model
+from server.pulse import Pulse
+
+NICENESS = 5
+"""Added to the engine's priority value, so that the gateway answers promptly while every core computes."""
+
+
+def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int, pulse: Pulse) -> EngineLoop:
+    def progress(stage: str, fraction: float) -> None:
+        socket.send(wire.encode(wire.Loading(generation, stage, fraction)))
+
+    path = resolve_model(config.model).path
+    executor = load_executor(path, config.runtime, config.scheduler, progress)
+    matchers = Matchers(partial(read_vocabulary, path, executor.info))
+    scheduler = make_scheduler(config.scheduler, executor.info, matchers)
+    loop = FaultyLoop if config.process.fault_hooks else EngineLoop
+    return loop(socket, scheduler, executor, matchers, generation, pulse.loop)
+
+
+def main() -> None:
+    """Run by `child_entry.py` with RUN_DIR GENERATION PIPE, configuration on standard input. The pulse goes to the
+    pipe."""
+    start = start_child("engine")
+    generation = int(sys.argv[2])
+    pulse = Pulse(int(sys.argv[3]), start.config.process.step_timeout)
+    os.nice(NICENESS)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, wire.engine_identity(generation))
+    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+    socket.connect(socket_address(start.run_dir))
+    try:
+        loop = _load(start.config, socket, generation, pulse)
+    except (CheckpointError, PlanError) as error:
+        print(f"firstlight: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_CONFIGURATION)
+    loop.run()

@@ -1,0 +1,71 @@
+"""Faults that no engine must die of, and a gateway that is kept from its work, on one server."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.chaos.kills import chaos_server
+from tests.end_to_end.conftest import Server
+from tests.end_to_end.showing import picture, shows
+from tests.end_to_end.test_conversation import CHAT
+
+STALL_SECONDS = 1.5
+
+
+@pytest.fixture(scope="module")
+def faulty(free_port: int) -> Iterator[Server]:
+    arguments = ("--fault-hooks", "--health-port", str(free_port), "--stall-timeout", str(STALL_SECONDS))
+    with chaos_server(images=True, arguments=arguments) as server:
+        yield server
+
+
+def asks(server: Server, seed: int, salt: str = "") -> Any:
+    messages = shows(picture(seed), "What?")
+    body = {"model": server.model, "messages": messages, "max_tokens": 40, "seed": seed, "ignore_eos": True}
+    return server.http.post(CHAT, json=body | ({"cache_salt": salt} if salt else {}))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("corrupt@logits", "output was not finite"), ("corrupt@features", "an image could not be encoded")],
+)
+def test_what_is_not_sound_fails_alone(faulty: Server, fault: str, message: str) -> None:
+    def text(response: httpx.Response) -> str:
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    alone = [text(asks(faulty, seed)) for seed in range(3)]
+    with ThreadPoolExecutor(4) as pool:
+        spoilt = pool.submit(asks, faulty, 7, f"fault:{fault}")
+        assert [text(response) for response in pool.map(lambda seed: asks(faulty, seed), range(3))] == alone
+        failed = spoilt.result()
+    assert failed.status_code == 500
+    assert message in failed.json()["error"]["message"]
+    assert faulty.metrics()["engine_restarts_total"] == 0
+    faulty.wait_for(faulty.is_idle, 5, "idleness")
+
+
+def test_probes_do_not_wait_for_a_blocked_loop(faulty: Server, free_port: int) -> None:
+    """They say so once it has lasted, and are right again when it is over."""
+    with (
+        httpx.Client(base_url=f"http://127.0.0.1:{free_port}", timeout=2) as probe,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        faulty.wait_for(lambda: probe.get("/health/ready").status_code == 200, 5, "readiness")
+        assert probe.get("/health").json() == probe.get("/health/live").json() == {"status": "ok"}
+        assert probe.get("/health/progress").json()["total_blocks"] > 0
+        assert probe.get("/v1/models").status_code == 404
+        blocked = pool.submit(asks, faulty, 1, "fault:block@api")
+        began = time.monotonic()
+        faulty.wait_for(lambda: probe.get("/health/ready").status_code == 503, 2 * STALL_SECONDS + 2, "unreadiness")
+        assert time.monotonic() - began > STALL_SECONDS / 2
+        assert not blocked.done()
+        assert probe.get("/health/ready").json()["reason"].startswith("the API process has given no sign of life")
+        assert probe.get("/health/live").status_code == 503
+        assert blocked.result().status_code == 200
+        faulty.wait_for(lambda: probe.get("/health/ready").status_code == 200, 5, "readiness")
+        assert probe.get("/health/live").status_code == 200
