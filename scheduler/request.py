@@ -35,7 +35,9 @@ class OutputGrammar:
     source: str
     """As the grammar library takes it."""
     json_after: str | None = None
-    """The output is JSON from this mark on, "" from its beginning; None where it is none."""
+    """The output is JSON from this mark on, "" from its beginning; None where none of it is."""
+    json_begins: tuple[str, ...] = ()
+    """Where not all of that is JSON: what stands before each piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

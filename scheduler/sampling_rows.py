@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import inf
 
-from scheduler.masks import TokenMasks
+from scheduler.masks import MaskRow, TokenMasks
 from scheduler.plan import SampleRows, ScoreRows, floats, ints, uints
 from scheduler.request import SamplingParams
 from scheduler.sequence import Sequence
@@ -134,24 +134,26 @@ def _with_biases(sample: SampleRows, seqs: list[Sequence], drafts: "list[array[i
 
 
 def _with_masks(sample: SampleRows, seqs: list[Sequence], drafts: "list[array[int]]", masks: TokenMasks) -> SampleRows:
-    mask_rows, words = [], ints()
-    for row, (seq, before) in enumerate(zip(seqs, drafts, strict=True)):
-        if seq.request.sampling.grammar is not None:
-            mask_rows.append(row)
-            words.frombytes(_mask(seq, before, masks))
+    mask_rows = [row for row, seq in enumerate(seqs) if seq.request.sampling.grammar is not None]
+    asked = [
+        MaskRow(seqs[row].request.seq_id, seqs[row].tokens, seqs[row].num_prompt, drafts[row]) for row in mask_rows
+    ]
+    words = masks.next_tokens(asked)
+    size = len(words) * words.itemsize // len(asked)  # bytes a row
+    for index, row in enumerate(mask_rows):
+        sampling = seqs[row].request.sampling
+        if seqs[row].num_outputs + len(drafts[row]) < sampling.min_tokens:
+            _take_end_tokens(memoryview(words).cast("B")[index * size :][:size], sampling)
     return replace(sample, mask_rows=ints(mask_rows), masks=words)
 
 
-def _mask(seq: Sequence, drafts: "array[int]", masks: TokenMasks) -> bytes | bytearray:
-    """What the grammar allows, without end tokens before min_tokens, unless the output has to end."""
-    sampling = seq.request.sampling
-    allowed = masks.next_tokens(seq.request.seq_id, seq.tokens, seq.num_prompt, drafts)
-    if seq.num_outputs + len(drafts) >= sampling.min_tokens:
-        return allowed
-    longer = bytearray(allowed)
+def _take_end_tokens(mask: memoryview, sampling: SamplingParams) -> None:
+    """Out of a row's mask, unless the output has to end."""
+    allowed = bytes(mask)
     for token in (*sampling.eos_token_ids, *sampling.stop_token_ids):
-        longer[token // 8] &= ~(1 << token % 8)
-    return longer if any(longer) else allowed
+        mask[token // 8] &= ~(1 << token % 8)
+    if not any(mask):
+        mask[:] = allowed
 
 
 def add_score_rows(score: ScoreRows, seq: Sequence, num_tokens: int, row: int) -> int:

@@ -2,8 +2,9 @@
 options.
 
 Each of the schemas in `structured_schemas.json` is asked for again and again, at temperatures 0 and 1 in turn,
---sequences at a time, in this process, without HTTP. Outputs that end by themselves must be valid to `jsonschema` (of
-the extra `dev`); none, not even those that are cut at --max-tokens, may have white space or digits at length.
+--sequences at a time, in this process, without HTTP; a comment makes each a schema of its own, which is compiled anew.
+Outputs that end by themselves must be valid to `jsonschema` (of the extra `dev`); none, not even those that are cut at
+--max-tokens, may have white space or digits at length.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import re
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -23,6 +24,7 @@ import jsonschema
 from model_runtime.executor import Executor, load_executor
 from model_runtime.memory import PlanError
 from model_runtime.weights.errors import CheckpointError
+from scheduler.masks import MaskRow
 from scheduler.request import FinishReason, OutputGrammar, Request, SamplingParams, SchedulerError
 from server.config import ServeConfig, add_arguments, resolve
 from server.embedded import EmbeddedModelMissing
@@ -66,24 +68,24 @@ class Row:
     """By themselves."""
     faulty: int
     """Each is a line before."""
-    mask_us: float
-    """Median time that making one takes."""
+    mask_us: int
+    """Median time that making those of a step takes."""
     mask_share: float
     """Of the time of a step, in the median step in which every sequence has a grammar and writes."""
 
 
 class _TimedMasks:
-    """`TokenMasks` of `matchers`, with the seconds that each took."""
+    """`TokenMasks` of `matchers`, with the seconds that those of each step took."""
 
     def __init__(self, matchers: Matchers) -> None:
         self._matchers = matchers
         self.seconds: list[float] = []
 
-    def next_tokens(self, seq_id: int, tokens: "array[int]", num_prompt: int, drafts: "array[int]") -> bytes:
+    def next_tokens(self, rows: Sequence[MaskRow]) -> "array[int]":
         start = time.perf_counter()
-        mask = self._matchers.next_tokens(seq_id, tokens, num_prompt, drafts)
+        masks = self._matchers.next_tokens(rows)
         self.seconds.append(time.perf_counter() - start)
-        return mask
+        return masks
 
 
 class Bench:
@@ -159,7 +161,7 @@ def generate(bench: Bench, count: int, sequences: int, max_tokens: int) -> Itera
                     temperature=temperature,
                     seed=first + seq_id,
                     eos_token_ids=bench.eos_token_ids,
-                    grammar=bench.grammar_of(entry["schema"]),
+                    grammar=bench.grammar_of(entry["schema"] | {"$comment": f"output {first + seq_id}"}),
                 ),
             )
             for seq_id, (entry, temperature) in enumerate(batch)
@@ -212,7 +214,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[str]:
         generations=arguments.generations,
         ended=ended,
         faulty=faulty,
-        mask_us=round(median(bench.mask_seconds) * 1e6, 1),
+        mask_us=round(median(bench.mask_seconds) * 1e6),
         mask_share=round(median(bench.shares or [0.0]), 4),
     )
     yield json.dumps(asdict(row))

@@ -1,49 +1,74 @@
 """How long a number in JSON may get. A model that cannot stop would write digits for ever, and grammars let it.
 
-Used by `matchers.py`, engine process.
+Used by `follower.py`, engine process. Texts are outputs as bytes.
 """
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 MAX_DIGITS = 40
 """Of a number: more than any integer or float of 128 bits has. Those of the last token may exceed it."""
-_QUOTE, _ESCAPE = b'"\\'
 _DIGITS = b"0123456789"
 _NUMBER = _DIGITS + b".eE+-"
+_MAX_TAIL = 256
+"""What is looked at of a text to find the number at its end."""
+_CLOSED_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_PART = re.compile(rb'"(?:[^"\\]|\\.)*("?)|[\[{]|[\]}]', re.DOTALL)
+_SCALAR = re.compile(rb"\s*[-+.\w]*")
 
 
-@dataclass(slots=True)
-class DigitRun:
-    """How many digits the number has so far that was last written."""
+def digits_at_end(text: bytes | bytearray) -> int:
+    """Of the number that the text ends with, if it does."""
+    tail = bytes(text[-_MAX_TAIL:])
+    number = tail[len(tail.rstrip(_NUMBER)) :]
+    return len(number) - len(number.translate(None, _DIGITS))
 
-    mark: bytes = b""
-    """Where it stands, JSON begins."""
-    length: int = 0
-    in_string: bool = False
-    escaped: bool = False
-    tail: bytes = b""
-    """The end of the text, in which the mark may have begun."""
 
-    def feed(self, text: bytes) -> None:
-        """The text goes on."""
-        if self.mark:
-            self.tail, found, after = (self.tail + text).partition(self.mark)
-            self.tail = self.tail[-len(self.mark) :]
-            if found:
-                self.mark, self.in_string, self.escaped = b"", False, False
-                text = after
-        for byte in text:
-            if self.escaped:
-                self.escaped = False
-            elif self.in_string and byte == _ESCAPE:
-                self.escaped = True
-            elif byte == _QUOTE:
-                self.in_string = not self.in_string
-            if self.in_string or byte not in _NUMBER:
-                self.length = 0
-            elif byte in _DIGITS:
-                self.length += 1
+class JsonPlaces:
+    """Where an output is JSON."""
+
+    def __init__(self, after: str, begins: Sequence[str]) -> None:
+        """See `OutputGrammar`."""
+        self._mark = after.encode()
+        spelled = [re.escape(begin.encode()).replace(rb"\ ", rb" ?") for begin in begins]
+        self._begins = re.compile(b"|".join(spelled)) if begins else None
+
+    def ends_in_json(self, text: bytes) -> bool:
+        """Whether what comes next is JSON, and not inside a string."""
+        if self._mark and self._mark in text:
+            text = text.partition(self._mark)[2]
+        if self._begins is None:
+            return not ends_in_string(text)
+        position = 0
+        while found := self._begins.search(text, position):
+            end = _end_of_json(text, found.end())
+            if end is None:
+                return not ends_in_string(text[found.end() :])
+            position = end
+        return False
+
+
+def ends_in_string(json: bytes) -> bool:
+    """Whether JSON that is cut off is cut in a string."""
+    return b'"' in _CLOSED_STRING.sub(b"", json)
+
+
+def _end_of_json(text: bytes, start: int) -> int | None:
+    """Of the JSON that begins there; None where the text ends first."""
+    scalar = _SCALAR.match(text, start)
+    assert scalar is not None, "it may be empty"
+    if text[start : scalar.end()].strip():
+        return scalar.end() if scalar.end() < len(text) else None
+    depth = 0
+    for part in _PART.finditer(text, start):
+        if part[0][:1] == b'"':
+            if not part[1]:
+                return None
+        else:
+            depth += 1 if part[0] in b"[{" else -1
+        if depth == 0:
+            return part.end()
+    return None
 
 
 class DigitLimit:

@@ -40,9 +40,11 @@ def output_grammar(grammar: Grammar, specials: Mapping[str, int]) -> OutputGramm
     first = next(iter(parts))
     parts[first] += f"\n{_OPTIONS}"
     mark = "" if grammar.reasoning is None else grammar.reasoning.end
+    begins = _json_begins(grammar)
     return OutputGrammar(
         source=json.dumps({"grammars": [{"name": name, "lark_grammar": part} for name, part in parts.items()]}),
-        json_after=mark if _is_json(grammar) else None,
+        json_after=mark if begins or _is_json(grammar) else None,
+        json_begins=begins,
     )
 
 
@@ -51,6 +53,15 @@ def _is_json(grammar: Grammar) -> bool:
     if grammar.kind == "calls":
         return grammar.answer is None or _is_json(grammar.answer)
     return grammar.kind in ("json_object", "json_schema")
+
+
+def _json_begins(grammar: Grammar) -> tuple[str, ...]:
+    """What stands before JSON where other text may stand too."""
+    if grammar.kind not in ("structural_tag", "calls") or _is_json(grammar):
+        return ()
+    structures = json.loads(grammar.text)["calls" if grammar.kind == "calls" else "structures"]
+    answer = () if grammar.answer is None else _json_begins(grammar.answer)
+    return (*dict.fromkeys(structure["begin"] for structure in structures), *answer)
 
 
 def _rules(grammar: Grammar, specials: Mapping[str, int]) -> str:

@@ -1,10 +1,12 @@
 """From sampling parameters to plan rows."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import fields
 from math import inf
 
-from scheduler.plan import FAILED_TOKEN, SampleRows
+from scheduler.masks import MaskRow
+from scheduler.plan import FAILED_TOKEN, SampleRows, ints
 from scheduler.request import FinishReason, OutputGrammar, SamplingParams
 from scheduler.scheduler import Scheduler
 from tests.scheduler.driving import ask, make, step
@@ -82,10 +84,10 @@ def test_bad_words_are_banned_one_token_short() -> None:
 class Evens:
     """Allows a token after an even one, and after an odd one another token and the end token 2."""
 
-    def next_tokens(self, seq_id: int, tokens: "array[int]", num_prompt: int, drafts: "array[int]") -> bytes:
-        last = (*tokens[num_prompt:], *drafts)[-1:] or (0,)
-        assert (seq_id, num_prompt) == (0, 2)
-        return (1 << 33 if last[0] % 2 == 0 else (1 << 40) + (1 << 2)).to_bytes(8, "little")
+    def next_tokens(self, rows: Sequence[MaskRow]) -> "array[int]":
+        assert [(row.seq_id, row.num_prompt) for row in rows] == [(0, 2)]
+        last = (*rows[0].tokens[2:], *rows[0].drafts)[-1:] or (0,)
+        return ints([0, 1 << 1] if last[0] % 2 == 0 else [1 << 2, 1 << 8])
 
 
 GRAMMAR = OutputGrammar(source="any")

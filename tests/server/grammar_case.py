@@ -3,6 +3,7 @@
 from array import array
 from typing import Any
 
+from scheduler.masks import MaskRow
 from scheduler.plan import ints
 from scheduler.request import Request, SamplingParams
 from server.grammar.grammar import Grammar
@@ -47,7 +48,7 @@ class Writer:
 
     def allowed(self, drafts: "array[int]" = NO_DRAFTS) -> set[int]:
         """Tokens that may follow."""
-        mask = self.matchers.next_tokens(1, self.tokens, len(PROMPT), drafts)
+        mask = self.matchers.next_tokens([MaskRow(1, self.tokens, len(PROMPT), drafts)]).tobytes()
         assert len(mask) == 4 * -(-self.tokenizer.vocab_size // 32)
         return {token for token in range(len(mask) * 8) if mask[token // 8] >> token % 8 & 1}
 

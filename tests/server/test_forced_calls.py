@@ -8,7 +8,6 @@ import pytest
 
 from server.errors import BadRequest
 from server.grammar.compiler import compile_grammar
-from server.grammar.digits import DigitRun
 from server.grammar.grammar import Grammar
 from server.grammar.lark import MAX_CALLS
 from server.output_forms import OutputForms
@@ -149,7 +148,8 @@ def test_calls_or_an_answer_of_a_form() -> None:
     regex = Grammar(kind="regex", text="yes|no")
     follower = forced("hermes", PLAIN, replace(USE, mode="auto"), regex)
     assert follower.takes("yes") and follower.takes(call("now", "hermes", "{}")) and not follower.takes("maybe")
-    assert follower.grammar.json_after is None
+    begins = [call(name, "hermes", "#").partition("#")[0] for name in USE.functions]
+    assert follower.grammar.json_begins == tuple(begins)
     assert not forced("hermes", PLAIN, USE, ANSWER).takes('{"n": 1}')
 
 
@@ -217,15 +217,6 @@ def test_an_output_with_an_end_must_be_able_to_end() -> None:
     for fields in ({"tools": [tool], "tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
         answer = chat(make_app(FakeEngine()), ignore_eos=True, **fields)
         assert (answer.status, answer.error["param"]) == (400, "ignore_eos")
-
-
-def test_digits_are_counted_after_the_reasoning() -> None:
-    run = DigitRun(mark=b"</think>")
-    for piece in (b'"odd 12', b"345 </th", b"ink>", b'{"a": "1234', b'", "b": 12'):
-        run.feed(piece)
-    assert (run.length, run.in_string) == (2, False)
-    run.feed(b'3, "</think>')
-    assert (run.length, run.in_string) == (0, True)
 
 
 def test_marks_are_those_of_the_template() -> None:

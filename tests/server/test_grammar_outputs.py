@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from llguidance import LLParserLimits
 
-from server.grammar.digits import MAX_DIGITS, DigitLimit
+from scheduler.masks import MaskRow
+from server.grammar.digits import MAX_DIGITS
 from server.grammar.errors import GrammarError
 from server.grammar.grammar import Grammar
 from server.grammar.matchers import MAX_COMPILED, Matchers
@@ -111,13 +112,6 @@ def test_white_space_and_digits_are_bounded() -> None:
     assert writer.write("1" * MAX_DIGITS + ".5e+77").endswith(".5e+7")
 
 
-def test_digits_of_strings_and_forced_digits_are_not_bounded() -> None:
-    assert fits("json_schema", '{"type":"string"}', '"\\"' + "1" * 99 + '"')
-    limit = DigitLimit([b"1", b"a", b"", b"2b"])
-    assert limit.shorten(b"\x0f") == b"\x06"
-    assert limit.shorten(b"\x09") == b"\x09"
-
-
 def test_drafts_are_taken_back() -> None:
     writer = Writer("json_schema", SCHEMA)
     assert writer.write('{"a":') == '{"a":'
@@ -129,14 +123,6 @@ def test_drafts_are_taken_back() -> None:
     assert writer.allowed() == before
     assert writer.write('1,"b":[]}') == '1,"b":[]}'
     assert writer.ends
-
-
-def test_digits_of_drafts_count() -> None:
-    writer = Writer("json_schema", '{"type":"integer"}')
-    assert writer.write("1" * (MAX_DIGITS - 2))
-    assert set(writer.ids("7")) < writer.allowed(writer.ids("1"))
-    assert writer.allowed(writer.ids("11")) == {EOS}
-    assert set(writer.ids("7")) < writer.allowed()
 
 
 THINK = ReasoningMarks(begin="<think>", end="</think>")
@@ -167,7 +153,10 @@ def test_sequences_follow_their_own_grammars_and_are_forgotten() -> None:
     matchers.prepare(request_for(9, Grammar(kind="choice", text='["c"]'), checker))
     matchers.forget(9)
     assert sorted(request.seq_id for request in wait(matchers)) == [0, 1, 2]
-    masks = [matchers.next_tokens(seq_id, PROMPT, len(PROMPT), NO_DRAFTS) for seq_id in range(3)]
+    rows = [MaskRow(seq_id, PROMPT, len(PROMPT), NO_DRAFTS) for seq_id in range(3)]
+    words = matchers.next_tokens(rows)
+    masks = [words[start : start + len(words) // 3] for start in range(0, len(words), len(words) // 3)]
+    assert masks == [matchers.next_tokens([row]) for row in rows]
     assert masks[0] == masks[2] != masks[1]
     for seq_id in range(3):
         matchers.forget(seq_id)
