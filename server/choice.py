@@ -10,7 +10,7 @@ from server.detokenize import TextDecoder
 from server.generation import GenerationRequest
 from server.output import PLAIN, OutputForm, OutputReader
 from server.prompt.tokenizer import Tokenizer
-from server.tools.calls import CallPart
+from server.tools.calls import AnswerPart, CallPart
 from server.wire import Event, Logprob
 
 
@@ -32,10 +32,9 @@ class Delta:
 
     index: int
     """prompt * n + choice"""
-    text: str = ""
-    """Content, as opposed to reasoning and calls; of all three, reasoning comes first and calls last."""
     reasoning: str = ""
-    calls: tuple[CallPart, ...] = ()
+    """It comes before the answer."""
+    answer: tuple[AnswerPart, ...] = ()
     token_ids: tuple[int, ...] = ()
     """All tokens since the choice's last delta with text, tokens or an end; end tokens included."""
     tokens: tuple[TextToken, ...] = ()
@@ -44,6 +43,16 @@ class Delta:
     """stop, length or tool_calls (every call is complete), on the choice's last delta."""
     stop_reason: str | int | None = None
     """The stop string or stop token that ended the choice."""
+
+    @property
+    def text(self) -> str:
+        """Content alone."""
+        return "".join(part for part in self.answer if isinstance(part, str))
+
+    @property
+    def calls(self) -> tuple[CallPart, ...]:
+        """Pieces of calls alone."""
+        return tuple(part for part in self.answer if not isinstance(part, str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +104,12 @@ class ChoiceText:
         finish_reason = self._end(event)
         self.ended = finish_reason is not None
         parts = self._reader.take()
-        text, reasoning, calls = parts.content, parts.reasoning, tuple(parts.calls)
+        reasoning, answer = parts.reasoning, tuple(parts.answer)
         tokens = self._release(parts.text_bytes - self._decoder.take_surplus()) if self._want_tokens else []
         if first and self._prompt.echo is not None:
-            text = self._prompt.echo + text
+            answer = (self._prompt.echo, *answer)
             tokens = self._echoed(prompt_logprobs) + tokens
-        has_more = bool(text or reasoning or calls or tokens or self.ended)
+        has_more = bool(reasoning or answer or tokens or self.ended)
         if not (first or has_more):
             return None
         token_ids: tuple[int, ...] = ()
@@ -108,9 +117,8 @@ class ChoiceText:
             token_ids, self._unsent_ids = tuple(self._unsent_ids), []
         return Delta(
             index=self.index,
-            text=text,
             reasoning=reasoning,
-            calls=calls,
+            answer=answer,
             token_ids=token_ids,
             tokens=tuple(tokens),
             finish_reason=finish_reason,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from server.detokenize import StopFilter
 from server.reasoning import Kind, Piece, ReasoningMarks, ReasoningSplitter
-from server.tools.calls import CallPart
+from server.tools.calls import AnswerPart
 from server.tools.plain_json import plain_json
 from server.tools.reader import Format, ToolReader
 from server.tools.use import ToolUse
@@ -40,9 +40,8 @@ PLAIN = OutputForm()
 class Parts:
     """What one step added to an output."""
 
-    content: str = ""
     reasoning: str = ""
-    calls: list[CallPart] = field(default_factory=list)
+    answer: list[AnswerPart] = field(default_factory=list)
     text_bytes: int = 0
     """Bytes of the text that is decided: of all that the model wrote, marks included, unless a stop string cut it."""
 
@@ -102,7 +101,7 @@ class OutputReader:
     def take(self) -> Parts:
         """What is certain and was not taken before."""
         if self._tools is not None:
-            self._parts.content, self._parts.calls = self._tools.take()
+            self._parts.answer = self._tools.take()
         parts, self._parts = self._parts, Parts()
         return parts
 
@@ -122,5 +121,5 @@ class OutputReader:
         self._parts.text_bytes += len(text.encode())
         if self._tools is not None:
             self._tools.push(text)
-        else:
-            self._parts.content += text
+        elif text:
+            self._parts.answer.append(text)

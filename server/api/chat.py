@@ -121,11 +121,12 @@ class ChatRenderer(OpenAIStream):
 
 
 def _pieces(delta: Delta) -> list[bytes]:
-    """The fields of `delta` in chunks that follow each other: reasoning, content, then each part of a call."""
+    """The fields of `delta` in chunks that follow each other: reasoning, then content and parts of calls."""
     pieces = [b'"reasoning_content":' + to_json(delta.reasoning)] if delta.reasoning else []
-    if delta.text:
-        pieces.append(b'"content":' + to_json(delta.text))
-    for part in delta.calls:
+    for part in delta.answer:
+        if isinstance(part, str):
+            pieces.append(b'"content":' + to_json(part))
+            continue
         if part.id:
             begun = {"name": part.name, "arguments": ""}
             call = {"index": part.index, "id": part.id, "type": "function", "function": begun}
@@ -138,17 +139,17 @@ def _pieces(delta: Delta) -> list[bytes]:
 
 def _message(result: ChoiceResult) -> dict[str, object]:
     """`content` is null where there is something else instead."""
-    has_other = bool(result.reasoning or result.calls)
+    text, calls = result.text, result.calls
     message: dict[str, object] = {
         "role": "assistant",
-        "content": None if has_other and not result.text else result.text,
+        "content": None if (result.reasoning or calls) and not text else text,
         "refusal": None,
     }
     if result.reasoning:
         message["reasoning_content"] = result.reasoning
-    if result.calls:
+    if calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in result.calls
+            for call in calls
         ]
     return message

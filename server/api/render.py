@@ -4,7 +4,7 @@ Used by the generation routes; API process. A chunk is a constant head with a fe
 serializing a model for each token costs many times more.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from server.errors import ApiError
 from server.schema.common import GenerationBody
 from server.schema.unknown import ignored_header
 from server.stream import Generation, Usage
-from server.tools.calls import CallPart
+from server.tools.calls import AnswerPart
 
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 """What JSON leaves unescaped and readers that split a stream with Unicode's rules (httpx's `iter_lines`) take for the
@@ -76,13 +76,23 @@ class Call:
 class ChoiceResult:
     """One whole choice."""
 
-    text: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    answer: list[str | Call] = field(default_factory=list)
+    """Content and calls in the order of the output, no two texts side by side."""
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TextToken] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        """Content alone."""
+        return "".join(part for part in self.answer if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[Call]:
+        """Calls alone."""
+        return [part for part in self.answer if not isinstance(part, str)]
 
 
 class Renderer(Protocol):
@@ -129,9 +139,9 @@ async def collect(generation: Generation) -> list[ChoiceResult]:
     async with aclosing(generation.deltas()) as deltas:
         async for delta in deltas:
             result = results[delta.index]
-            result.text += delta.text
             result.reasoning += delta.reasoning
-            _collect_calls(result.calls, delta.calls)
+            for part in delta.answer:
+                _collect(result.answer, part)
             result.token_ids += delta.token_ids
             result.tokens += delta.tokens
             if delta.finish_reason is not None:
@@ -139,11 +149,18 @@ async def collect(generation: Generation) -> list[ChoiceResult]:
     return results
 
 
-def _collect_calls(calls: list[Call], parts: Sequence[CallPart]) -> None:
-    for part in parts:
-        if part.id:
-            calls.append(Call(part.id, part.name))
-        calls[part.index].arguments += part.arguments
+def _collect(answer: list[str | Call], part: AnswerPart) -> None:
+    last = answer[-1] if answer else None
+    if isinstance(part, str):
+        if isinstance(last, str):
+            answer[-1] = last + part
+        else:
+            answer.append(part)
+        return
+    if part.id:
+        answer.append(last := Call(part.id, part.name))
+    assert isinstance(last, Call), "pieces of a call come one after the other"
+    last.arguments += part.arguments
 
 
 def usage_document(usage: Usage) -> dict[str, object]:

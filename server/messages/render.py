@@ -6,6 +6,8 @@ from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
+import msgspec
+
 from server.api.render import collect, named_event
 from server.choice import Delta
 from server.dialect import anthropic_error
@@ -56,10 +58,11 @@ class MessageRenderer:
         content: list[dict[str, Any]] = []
         if result.reasoning:
             content.append({"type": "thinking", "thinking": result.reasoning, "signature": ""})
-        if result.text:
-            content.append({"type": "text", "text": result.text})
-        for call in result.calls:
-            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _object(call.arguments)})
+        for part in result.answer:
+            if isinstance(part, str):
+                content.append({"type": "text", "text": part})
+            else:
+                content.append({"type": "tool_use", "id": part.id, "name": part.name, "input": _input(part.arguments)})
         end = self._end(result.finish_reason, result.stop_reason, generation)
         return self._message(content, generation) | end
 
@@ -93,13 +96,13 @@ class MessageRenderer:
         }
 
 
-def _object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; {} where the output was cut before they were complete."""
+def _input(arguments: str) -> msgspec.Raw:
+    """The arguments of a call, as they are: an object, {} where the output was cut before it was complete."""
     try:
-        value = json.loads(arguments or "{}")
+        json.loads(arguments)
     except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        arguments = "{}"
+    return msgspec.Raw(arguments.encode())
 
 
 class _Blocks:
@@ -115,11 +118,12 @@ class _Blocks:
         if delta.reasoning:
             yield from self._open("thinking", {"thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
-        if delta.text:
-            yield from self._open("text", {"text": ""})
-            yield self._delta({"type": "text_delta", "text": delta.text})
-        for part in delta.calls:
-            yield from self._push_call(part)
+        for part in delta.answer:
+            if isinstance(part, str):
+                yield from self._open("text", {"text": ""})
+                yield self._delta({"type": "text_delta", "text": part})
+            else:
+                yield from self._push_call(part)
 
     def end(self) -> Iterator[bytes]:
         """Close the block that is open."""

@@ -112,10 +112,11 @@ class Output:
         if delta.reasoning:
             yield from self._add_text(delta.reasoning, is_reasoning=True)
         is_empty = delta.finish_reason is not None and not self.items and self._open is None
-        if delta.text or (is_empty and not delta.reasoning and not delta.calls):
-            yield from self._add_text(delta.text, is_reasoning=False)
-        for part in delta.calls:
-            yield from self._add_call(part)
+        for part in delta.answer or [""] * (is_empty and not delta.reasoning):
+            if isinstance(part, str):
+                yield from self._add_text(part, is_reasoning=False)
+            else:
+                yield from self._add_call(part)
         if delta.finish_reason is not None:
             yield from self.end("incomplete" if delta.finish_reason == "length" else "completed")
 

@@ -1,7 +1,8 @@
-"""A piece of a tool call, as it is found in the text of an output. Made by the parsers of this package, read by the
-renderers of every API surface; API process."""
+"""A piece of a tool call, as it is found in the text of an output, and of an answer, which may have calls among its
+content. Made by the parsers of this package, read by the renderers of every API surface; API process."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,3 +17,7 @@ class CallPart:
     """A piece of JSON; all pieces of a complete call together are an object."""
     is_complete: bool = False
     """The call is complete with this piece."""
+
+
+AnswerPart: TypeAlias = str | CallPart
+"""Some content, or a piece of a call. Parts keep the order in which the model wrote them."""

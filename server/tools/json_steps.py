@@ -13,14 +13,18 @@ _CLOSERS = {"{": "}", "[": "]"}
 _ATOM = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false|null", re.ASCII)
 _ATOM_CHARS = frozenset("+-.0123456789Eaeflnrstu")
 _HEX = frozenset("0123456789abcdefABCDEF")
+_HIGH = re.compile(r"\\u[dD][89abAB]..")
+_LOW = re.compile(r"\\u[dD][c-fC-F]..")
+_LONE = "\\ufffd"
+"""Instead of half a surrogate pair, which no text can hold."""
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")
 
 
 def value(char: str, put: Put) -> Step[str]:
-    """One JSON value that begins with `char`. Its text goes to `put`, without white space between tokens; control
-    characters in strings, which models write and JSON forbids, are escaped. Returns the character that follows where
-    that had to be read, else ""."""
+    """One JSON value that begins with `char`. Its text goes to `put`, without white space between tokens; what models
+    write in strings and no text may hold is mended: control characters are escaped, lone surrogates replaced. Returns
+    the character that follows where that had to be read, else ""."""
     closers: list[str] = []
     while True:
         if char == '"':
@@ -74,15 +78,24 @@ def _item(char: str, closers: list[str], put: Put) -> Step[str]:
 def _string(put: Put) -> Step[None]:
     """After the quotation mark that opens it."""
     put('"')
+    high = ""
     while (char := (yield)) != '"':
-        if char == "\\":
-            put((yield from _escape()))
-        else:
-            put(char if char >= " " else json.dumps(char)[1:-1])
-    put('"')
+        text = yield from _spelled(char)
+        is_low = _LOW.fullmatch(text) is not None
+        if high:
+            put(high if is_low else _LONE)
+        elif is_low:
+            text = _LONE
+        high = text if _HIGH.fullmatch(text) else ""
+        if not high:
+            put(text)
+    put((_LONE if high else "") + '"')
 
 
-def _escape() -> Step[str]:
+def _spelled(char: str) -> Step[str]:
+    """A character inside a string, as JSON spells it; half of a pair where that is how it is escaped."""
+    if char != "\\":
+        return char if char >= " " else json.dumps(char)[1:-1]
     char = yield
     if char not in '"\\/bfnrtu':
         raise Malformed
@@ -131,17 +144,26 @@ def arguments(char: str, draft: CallDraft) -> Step[str]:
 
 
 def _object_in(text: str) -> str:
-    try:
-        found = json.loads(text, strict=False, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        raise Malformed from None
-    if not isinstance(found, dict):
+    found = whole(text)
+    if not found.startswith("{"):
         raise Malformed
-    return json.dumps(found, ensure_ascii=False)
+    return found
 
 
-def _no_constant(name: str) -> object:
-    raise ValueError(name)
+def whole(text: str) -> str:
+    """The text of one JSON value, by the rules of `value`. Raises Malformed where it is anything else."""
+    pieces: list[str] = []
+    chars = iter(text.strip() + " ")  # a number ends with what follows it
+    steps = value(next(chars), pieces.append)
+    try:
+        next(steps)
+        for char in chars:
+            steps.send(char)
+    except StopIteration as end:
+        if (end.value + "".join(chars)).strip():
+            raise Malformed from None
+        return "".join(pieces)
+    raise Malformed
 
 
 def call_object(writer: CallWriter, char: str) -> Step[None]:

@@ -6,6 +6,7 @@ Used by the formats of this package whose calls are no JSON; API process. Pure.
 import json
 from collections.abc import Mapping
 
+from server.tools.json_steps import whole
 from server.tools.steps import Step, head_until, text_until
 from server.tools.writer import CallDraft, CallWriter, Malformed
 
@@ -87,13 +88,9 @@ def _names_of(value: object) -> tuple[str, ...]:
 
 def _json_of(text: str, types: set[str]) -> str:
     """The value as JSON."""
-    stripped = text.strip()
     try:
-        found = json.loads(stripped, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        found = whole(text)
+    except Malformed:
         return json.dumps(text, ensure_ascii=False)
-    return stripped if not types or types.intersection(_names_of(found)) else json.dumps(text, ensure_ascii=False)
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(name)
+    fits = not types or types.intersection(_names_of(json.loads(found)))
+    return found if fits else json.dumps(text, ensure_ascii=False)

@@ -8,7 +8,7 @@ has begun, it stays incomplete, and the rest is content.
 
 from collections.abc import Callable
 
-from server.tools.calls import CallPart
+from server.tools.calls import AnswerPart
 from server.tools.steps import Step
 from server.tools.writer import CallWriter, Malformed, Tools
 
@@ -46,7 +46,7 @@ class ToolReader:
         self._steps.close()
         self._writer.finish()
 
-    def take(self) -> tuple[str, list[CallPart]]:
+    def take(self) -> list[AnswerPart]:
         """The content and the pieces of calls that are certain and were not taken before."""
         return self._writer.take()
 

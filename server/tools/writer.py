@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 
-from server.tools.calls import CallPart
+from server.tools.calls import AnswerPart, CallPart
 
 Tools = Mapping[str, Mapping[str, object]]
 """Name of each function -> JSON schema of its parameters."""
@@ -35,8 +35,7 @@ class CallWriter:
         self.is_markup = False
         """What is raw belongs to a call that has ended: at the end of the output it is nothing."""
         self._raw = ""
-        self._content = ""
-        self._parts: list[CallPart] = []
+        self._parts: list[AnswerPart] = []
         self._arguments = ""
         self._any_content = False
 
@@ -51,8 +50,11 @@ class CallWriter:
         text, self._raw = self._raw[:end], self._raw[end:]
         if self.calls and not self._any_content:
             text = text.lstrip()
-        self._content += text
-        self._any_content = self._any_content or bool(text)
+        if text:
+            self._flush()
+            begun = self._parts.pop() if self._parts and isinstance(self._parts[-1], str) else ""
+            self._parts.append(f"{begun}{text}")
+            self._any_content = True
         self.is_blank = False
 
     def clear(self) -> None:
@@ -95,11 +97,10 @@ class CallWriter:
             self.release()
         self._raw = ""
 
-    def take(self) -> tuple[str, list[CallPart]]:
+    def take(self) -> list[AnswerPart]:
         """The content and the pieces of calls since the last time."""
         self._flush()
-        taken = self._content, self._parts
-        self._content, self._parts = "", []
+        taken, self._parts = self._parts, []
         return taken
 
     def _flush(self, *, is_complete: bool = False) -> None:
@@ -108,8 +109,8 @@ class CallWriter:
             return
         part = CallPart(index=self.calls - 1, arguments=self._arguments, is_complete=is_complete)
         self._arguments = ""
-        if self._parts and self._parts[-1].index == part.index:
-            begun = self._parts.pop()
+        if self._parts and isinstance(begun := self._parts[-1], CallPart) and begun.index == part.index:
+            self._parts.pop()
             part = replace(part, id=begun.id, name=begun.name, arguments=begun.arguments + part.arguments)
         self._parts.append(part)
 

@@ -41,8 +41,11 @@ def read(pieces: Iterable[str], form: OutputForm, stop: tuple[str, ...]) -> Foun
         elif not reader.is_over:
             reader.push(piece, may_stop=True)
         parts = reader.take()
-        content, reasoning, size = content + parts.content, reasoning + parts.reasoning, size + parts.text_bytes
-        for part in parts.calls:
+        reasoning, size = reasoning + parts.reasoning, size + parts.text_bytes
+        for part in parts.answer:
+            if isinstance(part, str):
+                content += part
+                continue
             name, arguments = calls.get(part.index, (part.name, ""))
             calls[part.index] = (name, arguments + part.arguments)
     return content, reasoning, calls, size, reader.stopped, reader.has_calls

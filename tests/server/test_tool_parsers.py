@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.detokenize import TextDecoder
-from server.tools.calls import CallPart
+from server.tools.calls import AnswerPart, CallPart
 from server.tools.formats import FORMATS, format_of
 from server.tools.reader import Format, ToolReader
 from tests.server.transcripts import ALL, CASES, PARIS_JSON, TOOLS, Transcript
@@ -18,10 +18,12 @@ Found = tuple[str, list[tuple[str, str]], bool]
 IDS = [f"{name}-{index}" for name, transcripts in ALL.items() for index in range(len(transcripts))]
 
 
-def joined(parts: Iterable[CallPart]) -> list[tuple[str, str]]:
+def joined(parts: Iterable[AnswerPart]) -> list[tuple[str, str]]:
     """(name, arguments) of each call. Indexes count up, and only the first part of a call has an id and a name."""
     calls: list[tuple[str, str]] = []
     for part in parts:
+        if isinstance(part, str):
+            continue
         if part.id:
             assert part.index == len(calls) and part.name
             calls.append((part.name, ""))
@@ -34,14 +36,13 @@ def joined(parts: Iterable[CallPart]) -> list[tuple[str, str]]:
 def read(format: Format, pieces: Iterable[str]) -> Found:
     """(content, calls, whether all of them are complete)"""
     reader = ToolReader(format, TOOLS)
-    content, parts = "", list[CallPart]()
+    parts: list[AnswerPart] = []
     for piece in pieces:
         reader.push(piece)
-        text, more = reader.take()
-        content, parts = content + text, parts + more
+        parts += reader.take()
     reader.finish()
-    text, more = reader.take()
-    return content + text, joined(parts + more), reader.has_calls
+    parts += reader.take()
+    return "".join(part for part in parts if isinstance(part, str)), joined(parts), reader.has_calls
 
 
 def decoded(pieces: Iterable[bytes]) -> list[str]:
@@ -126,7 +127,7 @@ def test_arguments_come_as_they_are_written() -> None:
     ):
         reader = ToolReader(FORMATS[name].read, TOOLS)
         reader.push(output[: len(output) // 2])
-        assert len(joined(reader.take()[1])[0][1]) > 800
+        assert len(joined(reader.take())[0][1]) > 800
 
 
 def test_one_call_may_be_all() -> None:
@@ -136,7 +137,7 @@ def test_one_call_may_be_all() -> None:
     assert not reader.is_over
     reader.push(call[-20:] * 2 + call)
     assert reader.is_over and reader.has_calls
-    assert joined(reader.take()[1]) == [("get_weather", '{"city":"Paris"}')]
+    assert joined(reader.take()) == [("get_weather", '{"city":"Paris"}')]
 
 
 @pytest.mark.parametrize(("depth", "complete"), [(64, True), (65, False)])
@@ -153,7 +154,7 @@ def test_heads_are_bounded() -> None:
 def test_ids_differ() -> None:
     reader = ToolReader(FORMATS["llama3_json"].read, TOOLS)
     reader.push(";".join(['{"name": "now"}'] * 20))
-    ids = [part.id for part in reader.take()[1] if part.id]
+    ids = [part.id for part in reader.take() if isinstance(part, CallPart) and part.id]
     assert len(set(ids)) == 20
     assert all(id.startswith("call_") and len(id) == 29 for id in ids)
 
@@ -186,4 +187,4 @@ def test_declared_types_decide() -> None:
     reader = ToolReader(FORMATS["glm45"].read, tools)
     pairs = "".join(f"<arg_key>{key}</arg_key><arg_value>1</arg_value>" for key in "abcd")
     reader.push(f"<tool_call>now{pairs}</tool_call>")
-    assert json.loads(joined(reader.take()[1])[0][1]) == {"a": "1", "b": 1, "c": 1, "d": 1}
+    assert json.loads(joined(reader.take())[0][1]) == {"a": "1", "b": 1, "c": 1, "d": 1}
