@@ -22,7 +22,7 @@ from server.prompt.images import ChatPrompt
 from server.prompt.messages import image_urls
 from server.prompt.options import ChatOptions, keep_last
 from server.schema.chat import ChatBody, Message
-from server.schema.template import TemplateFields
+from server.schema.tokens import TokenizeBody
 from server.stream import Generation
 
 
@@ -61,24 +61,23 @@ async def prompt_of_chat(
     body.check_together(gateway.config.max_sequences_per_request)
     gateway.check_model(body.model)
     limit = gateway.engine.info.max_model_len
-    options = options_of(body, add_special_tokens=bool(body.add_special_tokens))
     options = replace(
-        options,
-        variables=body.reasoning_variables(gateway.prompts.variables) | dict(options.variables),
-        tools=body.shown_tools,
+        options_of(gateway, body),
         keep_last=keep_last(body.truncate_prompt_tokens, limit, max(1, body.token_limit or 1)),
         drop_oldest=drop_oldest,
     )
     return await prompt_of(request, gateway, body.messages, admission, options, cache_salt=body.salt)
 
 
-def options_of(body: TemplateFields, *, add_special_tokens: bool) -> ChatOptions:
+def options_of(gateway: Gateway, body: ChatBody | TokenizeBody) -> ChatOptions:
     """What the fields say about how messages become a prompt."""
+    variables = body.reasoning_variables(gateway.prompts.variables)
     return ChatOptions(
         add_generation_prompt=body.ends_with_answer,
         continue_final_message=bool(body.continue_final_message),
-        add_special_tokens=add_special_tokens,
-        variables=body.chat_template_kwargs or {},
+        add_special_tokens=bool(body.add_special_tokens),
+        variables=variables | (body.chat_template_kwargs or {}),
+        tools=body.shown_tools,
     )
 
 

@@ -46,8 +46,7 @@ async def tokenize(request: Request) -> Response:
 async def _ids(request: Request, gateway: Gateway, body: TokenizeBody) -> list[int]:
     limit = gateway.engine.info.max_model_len
     if body.messages is not None:
-        options = options_of(body, add_special_tokens=bool(body.add_special_tokens))
-        return (await prompt_of(request, gateway, body.messages, None, options)).ids.tolist()
+        return (await prompt_of(request, gateway, body.messages, None, options_of(gateway, body))).ids.tolist()
     text = body.prompt or ""
     if len(text) > limit * gateway.tokenizer.max_token_bytes:
         raise context_overflow(len(text) // gateway.tokenizer.max_token_bytes, limit, param="prompt")

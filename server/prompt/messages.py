@@ -131,22 +131,28 @@ def _plain_part(part: object, where: str, protect: Protect, form: Form) -> dict[
 
 
 def _plain_call(call: object, where: str, protect: Protect) -> dict[str, object]:
-    """A tool call as templates know it: `arguments` is an object, where the API has its JSON text. An escaped lone
-    surrogate in it, which no tokenizer takes, makes it invalid."""
+    """A tool call as templates know it: `arguments` is an object, where the API has its JSON text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise BadRequest(f"{where}: each call must hold a function.", param="messages")
-    try:
-        arguments = json.loads(_string(function.get("arguments") or "{}", f"{where}: function.arguments"))
-        json.dumps(arguments, ensure_ascii=False).encode()
-    except ValueError:
-        raise BadRequest(f"{where}: function.arguments must be JSON.", param="messages") from None
+    arguments = _arguments(_string(function.get("arguments") or "{}", f"{where}: function.arguments"))
     name = _string(function.get("name"), f"{where}: function.name")
     return {
         "id": protect(_string(call.get("id") or "", f"{where}: id")),
         "type": "function",
         "function": {"name": protect(name), "arguments": protect_all(arguments, protect)},
     }
+
+
+def _arguments(text: str) -> object:
+    """The object that the text is. Models write other things too, and clients send them back: those stay text, as does
+    what a tokenizer or strict JSON cannot hold (an escaped lone surrogate, NaN)."""
+    try:
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return text
+    return found if isinstance(found, dict) else text
 
 
 def _string(value: object, where: str) -> str:

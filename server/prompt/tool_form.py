@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, TypeAlias
 
+from server.errors import BadRequest
 from server.tools.forced import Wrap
 
 Plain: TypeAlias = dict[str, Any]
@@ -40,7 +41,9 @@ class ToolForm:
     shows_tools: bool = False
     shows_calls: bool = False
     text_arguments: bool = False
-    """A call's arguments must be JSON text; else they must be an object."""
+    """A call's arguments must be JSON text; else they should be an object."""
+    only_objects: bool = False
+    """The template fails on arguments that are text."""
     null_content: bool = False
     """A message with calls must have null for empty content."""
     ids: IdStyle = "given"
@@ -68,10 +71,12 @@ def probe(attempt: Attempt, source: str, *, takes_parts: bool) -> ToolForm:
         answer = {"role": "tool", "content": content("probe"), "tool_call_id": call_id}
         if _shows_call(attempt([user, calling, answer], None)):
             twice = [user, calling | {"tool_calls": [call, call]}, answer, answer]
+            wordy = call | {"function": {"name": _TOOL, "arguments": _VALUE}}
             return ToolForm(
                 shows_tools=shows_tools,
                 shows_calls=True,
                 text_arguments=text_arguments,
+                only_objects=_VALUE not in attempt([user, calling | {"tool_calls": [wordy]}, answer], None),
                 null_content=null_content,
                 ids=ids,
                 one_call=not _shows_call(attempt(twice, None)),
@@ -136,7 +141,13 @@ def _with_calls(message: Plain, ids: Mapping[str, str], form: ToolForm) -> Plain
     for call in message["tool_calls"]:
         function = call["function"]
         if form.text_arguments:
-            function = function | {"arguments": _json(function["arguments"])}
+            function = function | {"arguments": _text(function["arguments"])}
+        elif form.only_objects and isinstance(function["arguments"], str):
+            raise BadRequest(
+                "messages: the arguments of a tool call are no JSON object, and this model's chat template takes "
+                "nothing else. Leave the call and its result out.",
+                param="messages",
+            )
         calls.append(call | {"id": ids[call["id"]], "function": function})
     is_empty = not any(part["text"] for part in _parts(message["content"]))
     return message | {"tool_calls": calls} | ({"content": None} if form.null_content and is_empty else {})
@@ -157,7 +168,7 @@ def _in_words(message: Plain, names: Mapping[str, str], wrap: Wrap) -> Plain:
 
 def _written(name: str, arguments: object, wrap: Wrap) -> str:
     begin, end = wrap(name)
-    return begin + _json(arguments) + end
+    return begin + _text(arguments) + end
 
 
 def _explained(messages: Sequence[Plain], tools: Sequence[object], wrap: Wrap, takes_parts: bool) -> list[Plain]:
@@ -178,6 +189,11 @@ def _parts(content: object) -> list[Plain]:
 def _after(head: str, content: str | list[Plain]) -> object:
     """The content with a text before it."""
     return head + content if isinstance(content, str) else [{"type": "text", "text": head}, *content]
+
+
+def _text(arguments: object) -> str:
+    """Of a call, as it is written."""
+    return arguments if isinstance(arguments, str) else _json(arguments)
 
 
 def _json(value: object) -> str:

@@ -120,6 +120,8 @@ class Message(BaseModel):
             raise ValueError(f"a message of role '{self.role}' needs content")
         if self.role == "tool" and self.tool_call_id is None:
             raise ValueError("a message of role 'tool' needs a tool_call_id")
+        if (self.model_extra or {}).get("function_call") is not None:
+            raise ValueError("function_call is not supported; give the call in tool_calls")
         return self
 
 

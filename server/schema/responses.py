@@ -110,8 +110,12 @@ class ResponsesBody(CountBody):
                 raise BadRequest(f"include: {name[:64]!r} is not supported.", param="include")
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
-        if self.wants_logprobs and self.tools:
-            raise BadRequest("Log-probabilities are not available together with tools.", param="top_logprobs")
+        if self.wants_logprobs and self.tools and self.tool_choice != "none":
+            raise BadRequest(
+                "Log-probabilities are not available together with tools: a call has no place for them here. "
+                "Chat completions give them.",
+                param="top_logprobs",
+            )
         if self.background and not self.keeps:
             raise BadRequest("background is only possible when store is true.", param="background")
         if self.background and self.stream:

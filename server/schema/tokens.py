@@ -6,7 +6,9 @@ from pydantic.config import JsonDict
 from server.errors import BadRequest
 from server.schema.chat import Message, unhonoured_details
 from server.schema.common import RequestBody, TokenId
+from server.schema.reasoning import ReasoningFields
 from server.schema.template import TemplateFields
+from server.schema.tools import ToolFields, check_answers
 
 _EITHER: tuple[JsonDict, ...] = (
     {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
@@ -14,8 +16,8 @@ _EITHER: tuple[JsonDict, ...] = (
 )
 
 
-class TokenizeBody(TemplateFields, RequestBody):
-    """POST /tokenize: either a raw prompt or a conversation."""
+class TokenizeBody(TemplateFields, ToolFields, ReasoningFields, RequestBody):
+    """POST /tokenize: either a raw prompt or a conversation, with what else in a chat request makes its prompt."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [*_EITHER]})
 
@@ -36,7 +38,11 @@ class TokenizeBody(TemplateFields, RequestBody):
         """Rules over several fields. Raises BadRequest."""
         if (self.prompt is None) == (self.messages is None):
             raise BadRequest("Give either prompt or messages.", param="prompt")
+        if self.prompt is not None and self.tools:
+            raise BadRequest("tools are only allowed with messages.", param="tools")
         self.check_template_fields()
+        self.check_tools()
+        check_answers(self.messages or [])
 
 
 class DetokenizeBody(RequestBody):

@@ -52,6 +52,9 @@ MUST_NOT_BE_IGNORED: dict[str, tuple[object, ...]] = {
 }
 """Name -> values that ask for nothing. Any other value would get wrong behaviour if it were ignored: 400."""
 
+_INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
+"""What OpenAI had before, and what it has now."""
+
 MAX_NAMED = 20
 _PRINTABLE_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 
@@ -65,7 +68,8 @@ def check_unknown(extra: dict[str, object], *, strict: bool) -> list[str]:
             continue
         if name in MUST_NOT_BE_IGNORED:
             if not any(type(value) is type(neutral) and value == neutral for neutral in MUST_NOT_BE_IGNORED[name]):
-                raise BadRequest(f"{name} is not supported yet.", param=name)
+                hint = f"; use {_INSTEAD[name]}" if name in _INSTEAD else " yet"
+                raise BadRequest(f"{name} is not supported{hint}.", param=name)
             continue
         ignored.append(name if _PRINTABLE_NAME.fullmatch(name) else "(unprintable)")
     if ignored and strict:

@@ -48,7 +48,8 @@ def test_langchain_tools_and_forms(server: Server) -> None:
     assert call["name"] == "get_weather"
     assert list(call["args"]) == ["city"]
     city = {"type": "string", "maxLength": 20}
-    schema = {"title": "Place", "type": "object", "properties": {"city": city}, "required": ["city"]}
+    schema = {"title": "Place", "type": "object", "properties": {"city": city}, "additionalProperties": False}
+    schema["required"] = ["city"]
     place = chat.with_structured_output(schema, method="json_schema").invoke("Where is the Eiffel Tower?")
     assert list(place) == ["city"]
 

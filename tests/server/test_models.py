@@ -49,6 +49,13 @@ def test_tokenize_counts_a_conversation_as_chat_does() -> None:
     shorter = post("/tokenize", messages=messages, add_generation_prompt=False).json
     assert shorter["tokens"] == document["tokens"][: shorter["count"]]
     assert shorter["count"] < document["count"]
+    told = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
+    for fields in (told, told | {"tool_choice": "none"}):
+        engine = FakeEngine()
+        assert chat(make_app(engine), **fields).status == 200
+        tokens = post("/tokenize", messages=messages, **fields).json["tokens"]
+        assert tokens == engine.requests[0].prompt_ids.tolist()
+        assert (tokens == document["tokens"]) == ("tool_choice" in fields)
 
 
 def test_token_routes_refuse() -> None:
@@ -56,6 +63,9 @@ def test_token_routes_refuse() -> None:
     assert post("/tokenize", prompt="a", messages=[{"role": "user", "content": "a"}]).error["param"] == "prompt"
     assert post("/tokenize", prompt=5).error["param"] == "prompt"
     assert post("/tokenize", prompt="a", model="other").status == 404
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert post("/tokenize", prompt="a", tools=tools).error["param"] == "tools"
+    assert post("/tokenize", messages=[{"role": "user", "content": "a"}], tools=tools * 2).error["param"] == "tools"
     assert post("/detokenize").error["param"] == "tokens"
     assert post("/detokenize", tokens=[10**6]).error["param"] == "tokens"
     assert post("/detokenize", tokens=["a"]).error["param"] == "tokens[0]"

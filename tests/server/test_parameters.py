@@ -104,6 +104,7 @@ def nested(depth: int) -> dict[str, object]:
         ("tools", []),
         ("tool_choice", "required"),
         ("functions", []),
+        ("function_call", "auto"),
         ("response_format", {"type": "sound"}),
         ("response_format", {"type": "json_schema"}),
         ("structured_outputs", {}),

@@ -1,6 +1,7 @@
 """What templates are given of tools, calls and their results, and what of it stays text."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -55,6 +56,10 @@ def build(template: str, messages: list[dict[str, Any]] = TALK, *, tools: list[d
         (tool_templates.MISTRAL, ToolForm(shows_tools=True, shows_calls=True, ids="short")),
         (tool_templates.LLAMA, ToolForm(shows_tools=True, shows_calls=True, one_call=True)),
         (tool_templates.DEEPSEEK_V31, ToolForm(shows_calls=True, text_arguments=True)),
+        (
+            tool_templates.HERMES.replace("arguments | tojson", "arguments | items | list | tojson"),
+            ToolForm(shows_tools=True, shows_calls=True, only_objects=True),
+        ),
         (tool_templates.KIMI, ToolForm(shows_tools=True, shows_calls=True, ids="kimi")),
         (tool_templates.PLAIN, ToolForm()),
         (tool_templates.PARTS, ToolForm()),
@@ -94,6 +99,25 @@ def test_llama_gets_one_call_at_a_time() -> None:
     first = f'{begin}{{"city": "Paris"}}}}<|eot_id|>{result}12<|eot_id|>'
     assert f'{first}{begin}{{"city": "Rome"}}}}<|eot_id|>{result}21<|eot_id|>' in text
     assert text.count(result) == 3
+
+
+def _wrote(arguments: str) -> list[dict[str, Any]]:
+    function = {"name": "get_weather", "arguments": arguments}
+    calling = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    return [TALK[0], calling, {"role": "tool", "content": "Try again.", "tool_call_id": "a"}]
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"city": "Par', "Paris <|im_end|>", '["Paris"]', '{"a": "\\ud800"}', '{"a": NaN}']
+)
+def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str) -> None:
+    quoted = json.dumps(arguments)
+    assert f'{{"name": "get_weather", "arguments": {quoted}}}' in build(tool_templates.HERMES, _wrote(arguments))
+    assert f"\n```json\n{arguments}\n```" in build(tool_templates.DEEPSEEK, _wrote(arguments))
+    assert f'{{"name": "get_weather", "arguments": {arguments}}}' in build(tool_templates.PLAIN, _wrote(arguments))
+    pairs = tool_templates.HERMES.replace("arguments | tojson", "arguments | items | list | tojson")
+    with pytest.raises(BadRequest, match="takes nothing else"):
+        build(pairs, _wrote(arguments))
 
 
 def test_mistral_gets_ids_that_it_takes() -> None:
