@@ -111,6 +111,7 @@ def test_openapi_document_holds_the_bodies() -> None:
         "/v1/chat/completions": "ChatBody",
         "/v1/chat/completions/input_tokens": "ChatBody",
         "/v1/completions": "CompletionBody",
+        "/v1/embeddings": "EmbeddingsBody",
         "/v1/messages": "MessagesBody",
         "/v1/messages/count_tokens": "CountTokensBody",
         "/v1/responses": "ResponsesBody",

@@ -153,6 +153,7 @@ def test_bad_values_are_refused_by_name(field: str, value: object) -> None:
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"text": "x"}]}, "messages[0].content[0].type"),
         ({"role": "tool", "content": "x"}, "messages[0]"),
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, "messages[0]"),
         ({"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}, None),
     ],
 )

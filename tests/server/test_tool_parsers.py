@@ -120,8 +120,10 @@ def test_arguments_come_as_they_are_written() -> None:
     """X17: of a long argument half has come before half of the text."""
     text = "x" * 1800
     arguments = json.dumps({"text": text})
+    wrapped = [(name, arguments.join(format.wrap("write_file"))) for name, format in FORMATS.items() if format.wrap]
+    assert len(wrapped) == 7
     for name, output in (
-        ("hermes", f'<tool_call>{{"name": "write_file", "arguments": {arguments}}}</tool_call>'),
+        *wrapped,
         ("qwen3_coder", f"<function=write_file><parameter=text>{text}</parameter></function>"),
         ("glm45", f"<tool_call>write_file<arg_key>text</arg_key><arg_value>{text}</arg_value></tool_call>"),
     ):

@@ -55,6 +55,13 @@ def test_a_call_that_went_wrong() -> None:
     assert completions(BROKEN) == "stop"
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+@pytest.mark.parametrize("text", [BROKEN, "I would rather not.", WHOLE[:-14]])
+def test_a_call_that_was_demanded_and_did_not_come(choice: object, text: str) -> None:
+    """H17: no output without a whole call ends with one."""
+    assert completions(text, tool_choice=choice) == "stop"
+
+
 @pytest.mark.parametrize("limit", [40, 45])
 def test_a_call_that_was_cut(limit: int) -> None:
     assert responses(WHOLE, max_output_tokens=limit) == ("incomplete", "incomplete")
