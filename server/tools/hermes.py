@@ -1,7 +1,10 @@
-"""Hermes' and Qwen's calls: `<tool_call>{"name": "f", "arguments": {}}</tool_call>`. API process. Pure."""
+"""Hermes' and Qwen's calls: `<tool_call>{"name": "f", "arguments": {}}</tool_call>`. API process. Pure.
+
+Small models forget the mark at the end of a call that another follows.
+"""
 
 from server.tools.json_steps import call_object
-from server.tools.steps import Step, closing, content_until, next_char
+from server.tools.steps import Step, content_until, next_char, one_of
 from server.tools.writer import CallWriter
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -15,6 +18,10 @@ def wrap(name: str) -> tuple[str, str]:
 def hermes(writer: CallWriter) -> Step[None]:
     """Reads an output; never returns."""
     while True:
-        yield from content_until(writer, BEGIN)
-        yield from call_object(writer, (yield from next_char()))
-        yield from closing(writer, END)
+        marker = yield from content_until(writer, BEGIN)
+        while marker == BEGIN:
+            yield from call_object(writer, (yield from next_char()))
+            writer.is_markup = True
+            marker = yield from one_of(END, BEGIN)
+            writer.is_markup = False  # the beginning of a call may prove to be content
+        writer.clear()

@@ -5,6 +5,7 @@ about dying processes in `test_processes.py`, about seeds and neighbours (X08) i
 """
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.end_to_end.test_conversation import ANSWER, CHAT, COMPLETIONS, QUESTI
 
 pytestmark = pytest.mark.model
 
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 MIXED = "访问搜索预报👩‍👩‍👧‍👦ďábelské🇨🇿"
 
 
@@ -63,15 +65,22 @@ def test_h04_overflow_of_a_stream_is_a_plain_400(server: Server) -> None:
     assert refused.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_h06_mixed_scripts_arrive_whole(server: Server) -> None:
-    body = copying(server)
+def chosen(server: Server) -> dict[str, Any]:
+    """A request whose answer can only be MIXED, whatever is sampled."""
+    return {"prompt": "Once", "max_tokens": 200, "structured_outputs": {"choice": [MIXED]}}
+
+
+@pytest.mark.parametrize("forced", [copying, chosen])
+def test_h06_mixed_scripts_arrive_whole(server: Server, forced: Callable[[Server], dict[str, Any]]) -> None:
+    body = forced(server)
     whole = server.post(COMPLETIONS, n=2, **body)
     assert [choice["text"] for choice in whole["choices"]] == [MIXED, MIXED]
     assert texts(server.stream(COMPLETIONS, n=2, **body), "text") == {0: MIXED, 1: MIXED}
 
 
-def test_h07_mixed_scripts_in_a_batch(server: Server) -> None:
-    body = copying(server)
+@pytest.mark.parametrize("forced", [copying, chosen])
+def test_h07_mixed_scripts_in_a_batch(server: Server, forced: Callable[[Server], dict[str, Any]]) -> None:
+    body = forced(server)
     with ThreadPoolExecutor(8) as pool:
         streams = list(pool.map(lambda _: server.stream(COMPLETIONS, **body), range(8)))
     assert [texts(chunks, "text") for chunks in streams] == [{0: MIXED}] * 8
@@ -178,12 +187,19 @@ def test_x09_choices_of_a_seed_differ_and_repeat(server: Server) -> None:
         (CHAT, {"messages": []}, 400),
         (CHAT, {"messages": [{"role": "user", "content": ""}]}, 200),
         (CHAT, {"messages": [{"role": "user", "content": []}]}, 200),
+        (RESPONSES, {"input": ""}, 400),
+        (RESPONSES, {"input": []}, 400),
+        (RESPONSES, {"input": [{"role": "user", "content": ""}]}, 200),
+        (MESSAGES, {"messages": []}, 400),
+        (MESSAGES, {"messages": [{"role": "user", "content": ""}]}, 200),
+        (MESSAGES, {"messages": [{"role": "user", "content": []}]}, 400),
     ],
 )
 def test_x11_empty_prompts(server: Server, path: str, body: dict[str, Any], status: int) -> None:
-    answer = server.http.post(path, json={"model": server.model, "max_tokens": 2, **body})
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    answer = server.http.post(path, json={"model": server.model, limit: 2, **body})
     assert answer.status_code == status
-    if status == 400:
+    if status == 400 and path != MESSAGES:
         assert answer.json()["error"]["param"].split("[")[0] in body
     assert_alive(server)
 
@@ -204,10 +220,11 @@ def test_x12_overflow_names_both_numbers(server: Server) -> None:
     assert str(error["n_prompt_tokens"]) in error["message"]
 
 
-def test_x18_empty_choices_only_when_usage_is_asked_for(server: Server) -> None:
-    body = {"messages": QUESTION, "max_tokens": 2}
-    assert all(chunk["choices"] for chunk in server.stream(CHAT, **body))
-    chunks = server.stream(CHAT, stream_options={"include_usage": True}, **body)
+@pytest.mark.parametrize(("path", "prompt"), [(CHAT, {"messages": QUESTION}), (COMPLETIONS, {"prompt": "Once"})])
+def test_x18_empty_choices_only_when_usage_is_asked_for(server: Server, path: str, prompt: dict[str, Any]) -> None:
+    body = prompt | {"max_tokens": 2}
+    assert all(chunk["choices"] for chunk in server.stream(path, **body))
+    chunks = server.stream(path, stream_options={"include_usage": True}, **body)
     assert [bool(chunk["choices"]) for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
     assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
 

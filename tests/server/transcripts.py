@@ -69,6 +69,13 @@ HERMES = [
     Transcript(_hermes("get_weather", r'"{\"city\": \"Paris\"}"'), calls=[_weather()]),
     Transcript(_hermes("write_file", '{"text": "a\nb\tc"}'), calls=[("write_file", {"text": "a\nb\tc"})]),
     Transcript('<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}', calls=[_weather()]),
+    Transcript(
+        _hermes("get_weather", PARIS_JSON)[:-12] + _hermes("now", "{}")[:-12] + _hermes("now", "{}"),
+        calls=[_weather(), ("now", {}), ("now", {})],
+    ),
+    Transcript(
+        _hermes("get_weather", PARIS_JSON)[:-12] + "<tool_call> is no call.", "<tool_call> is no call.", [_weather()]
+    ),
     Transcript(_hermes("unknown", PARIS_JSON), _hermes("unknown", PARIS_JSON), complete=False),
     Transcript("I say <tool_call> and <b>.\n", "I say <tool_call> and <b>.\n", complete=False),
     Transcript("<tool_call>\n<tool_call>" + _json("now", "{}"), "<tool_call>\n", [("now", {})]),
