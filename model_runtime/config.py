@@ -26,6 +26,8 @@ KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
 MAX_THREADS = 1024
 """More than any machine has cores; far more end the engine, since the system refuses to make them."""
+MAX_RANKS = 64
+"""That share memory; see `kernels/collective.cpp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +97,27 @@ class RuntimeConfig:
             "up to a half faster with few sequences; shared: the mapped file, of which servers of a model need one copy"
         },
     )
-    threads: int = field(default=0, metadata={"help": "compute threads; 0: the cores this process may use"})
+    threads: int = field(
+        default=0,
+        metadata={"help": "compute threads of a rank; 0: the cores that this process may use, divided among the ranks"},
+    )
+    tensor_parallel_size: int = field(
+        default=1, metadata={"help": "processes (ranks) that share every layer of the model on this machine"}
+    )
+    collective_timeout: float = field(
+        default=60.0,
+        metadata={"help": "seconds that a rank waits for another one within a step before all start again"},
+    )
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
         for name in ("max_model_len", "memory_budget", "encoder_cache_bytes", "num_kv_blocks", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if not 1 <= self.tensor_parallel_size <= MAX_RANKS:
+            raise ValueError(f"tensor_parallel_size must be from 1 to {MAX_RANKS}")
+        if self.collective_timeout <= 0:
+            raise ValueError("collective_timeout must be positive")
         if self.threads > MAX_THREADS:
             raise ValueError(f"threads must be at most {MAX_THREADS}")
 

@@ -6,6 +6,7 @@ model length, end tokens) is in `Executor.info` and nowhere else.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo, cache_
 from model_runtime.device import choose_device, default_budget
 from model_runtime.draft import NO_DRAFT, DraftPart, draft_model, load_draft
 from model_runtime.graphs import SPARE_BLOCKS, block_size, on_device
+from model_runtime.group import ALONE, Place, Ranks, meet
 from model_runtime.host import usable_cores
 from model_runtime.image_side import USUAL_SIDE
 from model_runtime.images import ImageStore
@@ -33,6 +35,7 @@ from model_runtime.memory import (
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.runner import Runner
+from model_runtime.transport import Followers, PoolFacts
 from model_runtime.weights.load import Precision
 from model_runtime.weights.prepared import WeightCache
 from scheduler.config import SchedulerConfig
@@ -40,36 +43,58 @@ from scheduler.plan import StepPlan, StepResult
 
 
 class Executor:
-    """Runs the steps that the scheduler plans."""
+    """Runs the steps that the scheduler plans, with the other ranks if there are any."""
 
-    def __init__(self, runner: Runner, info: RuntimeInfo) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, info: RuntimeInfo, followers: Followers | None = None) -> None:
+        self._runner, self._followers = runner, followers
         self.info = info
         """Facts of the loaded model and its KV pool."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute one step; the result has the plan's step_id."""
+        if self._followers is not None:
+            self._followers.send(plan)
         return self._runner.run(plan)
 
 
 def load_executor(
-    model_path: Path, runtime: RuntimeConfig, scheduler: SchedulerConfig, progress: Callable[[str, float], None]
+    model_path: Path,
+    runtime: RuntimeConfig,
+    scheduler: SchedulerConfig,
+    progress: Callable[[str, float], None],
+    place: Place | None = None,
 ) -> Executor:
-    """`load_runner`, as the engine wants it."""
-    return Executor(*load_runner(model_path, runtime, scheduler, progress))
+    """`load_runner`, as the engine wants it. `place` is that of rank 0 where there are several, which it waits for; so
+    long `progress` is called too."""
+    if place is None:
+        return Executor(*load_runner(model_path, runtime, scheduler, progress))
+    followers = Followers(place.endpoints, runtime.collective_timeout)
+    device = choose_device(runtime.device)
+    compiled = is_compiled(load_ops(device, runtime.kernels))
+    ranks = Ranks(
+        collectives=meet(place, device, compiled, runtime.collective_timeout),
+        ranks_here=place.ranks_here,
+        agree=partial(followers.agree, wait=lambda: progress("waiting for the other ranks", 1.0)),
+    )
+    return Executor(*load_runner(model_path, runtime, scheduler, progress, ranks), followers)
 
 
 def load_runner(
-    model_path: Path, runtime: RuntimeConfig, scheduler: SchedulerConfig, progress: Callable[[str, float], None]
+    model_path: Path,
+    runtime: RuntimeConfig,
+    scheduler: SchedulerConfig,
+    progress: Callable[[str, float], None],
+    ranks: Ranks = ALONE,
 ) -> tuple[Runner, RuntimeInfo]:
-    """Load the model and reserve its KV pool; `progress` gets (stage, fraction done).
+    """Load the model, or this rank's share, and reserve its KV pool; `progress` gets (stage, fraction done).
 
     Raises CheckpointError for a model that cannot be read, PlanError for one that does not fit.
     """
     device = choose_device(runtime.device)
-    budget = runtime.memory_budget or default_budget(device)
+    _check_ranks(ranks, scheduler, device)
+    budget = (runtime.memory_budget or default_budget(device)) // ranks.ranks_here
     scheduler = replace(scheduler, block_size=block_size(device, scheduler.block_size))
-    set_threads(runtime.threads or usable_cores())
+    set_threads(runtime.threads or max(1, usable_cores() // ranks.ranks_here))
     progress("preparing kernels", 0.0)
     ops = load_ops(device, runtime.kernels)
     precision = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
@@ -83,8 +108,31 @@ def load_runner(
         _weight_cache(runtime, ops),
     )
     part = load_draft(scheduler, runtime, model, ops, device, precision)
-    info = _plan(model, part, describe(ops, device), runtime, scheduler, budget)
+    info = _agreed(_plan(model, part, describe(ops, device), runtime, scheduler, budget), ranks)
     return _runner(model, part, info, ops, runtime, scheduler, device), info
+
+
+def _check_ranks(ranks: Ranks, scheduler: SchedulerConfig, device: torch.device) -> None:
+    """Raises PlanError for what several ranks cannot do."""
+    if ranks.collectives.size == 1:
+        return
+    if device.type != "cpu":
+        raise PlanError("tensor_parallel_size above 1 is only for --device cpu")
+    speculation = scheduler.speculative_config
+    if speculation is not None and speculation.method in ("draft", "self"):
+        raise PlanError(f"speculation by {speculation.method!r} is for one rank; with several, use ngram or suffix")
+
+
+def _agreed(info: RuntimeInfo, ranks: Ranks) -> RuntimeInfo:
+    """With no more room than the rank that has least."""
+    facts = ranks.agree(PoolFacts(info.num_blocks, info.max_model_len, info.max_image_pixels))
+    return replace(
+        info,
+        num_blocks=facts.num_blocks,
+        max_model_len=facts.max_model_len,
+        max_image_pixels=facts.max_image_pixels,
+        kv_bytes=info.kv_bytes // info.num_blocks * facts.num_blocks,
+    )
 
 
 def _runner(

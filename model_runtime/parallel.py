@@ -100,9 +100,10 @@ class Alone:
     rank = 0
     size = 1
 
-    def __init__(self) -> None:
-        self.counters = CollectiveCounters()
+    @property
+    def counters(self) -> CollectiveCounters:
         """Nothing was sent."""
+        return CollectiveCounters()
 
     def all_reduce(self, x: Tensor) -> None:
         """x is the sum."""

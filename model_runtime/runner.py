@@ -7,6 +7,7 @@ Legend: T tokens of the step, R rows to sample, P prompt rows to score, C hidden
 """
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -71,13 +72,7 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step. Raises AssertionError where the plan contradicts itself; never because of what the model
         computes: rows that are not finite come back as FAILED_TOKEN, images that are not in `failed_slots`."""
-        images, failed_slots = self._image_rows(plan)
-        batch = make_batch(plan, self._block_size, images, self._bidirectional_images)
-        model, kv = self._model, self._kv
-        if plan.by_draft_model:
-            assert self._draft is not None, "a step of a draft model, and there is none"
-            model, kv = self._draft.model, self._draft.kv
-        hidden_TC = model.forward(batch, kv)
+        model, hidden_TC, failed_slots = self._forward(plan)
         token_ids, sampled = self._sample(model, hidden_TC, plan.sample)
         scored = self._score(hidden_TC, plan.score)
         return StepResult(
@@ -88,6 +83,25 @@ class Runner:
             failed_slots=failed_slots,
             pooled=self._pool(hidden_TC, plan.pool),
         )
+
+    @torch.inference_mode()
+    def follow(self, plan: StepPlan) -> None:
+        """This rank's part of a step whose result is rank 0's: the same forward, and logits of the same rows."""
+        model, hidden_TC, _ = self._forward(plan)
+        if plan.sample.rows:
+            _logits(model, hidden_TC, plan.sample.rows)
+        for chunk in _score_chunks(plan.score):
+            _logits(self._model, hidden_TC, chunk.rows)
+
+    def _forward(self, plan: StepPlan) -> "tuple[LanguageModel, Tensor, array[int]]":
+        """The model that the plan wants, its hidden states [T, C], and the slots of images that failed."""
+        images, failed_slots = self._image_rows(plan)
+        batch = make_batch(plan, self._block_size, images, self._bidirectional_images)
+        model, kv = self._model, self._kv
+        if plan.by_draft_model:
+            assert self._draft is not None, "a step of a draft model, and there is none"
+            model, kv = self._draft.model, self._draft.kv
+        return model, model.forward(batch, kv), failed_slots
 
     @torch.inference_mode()
     def all_logits(self, plan: StepPlan) -> Tensor:
@@ -113,12 +127,14 @@ class Runner:
         return pooled_sums(hidden_TC, pool, self._final_norm)
 
     def _score(self, hidden_TC: Tensor, rows: ScoreRows) -> RowLogprobs:
-        parts = []
-        for start in range(0, len(rows.rows), SCORE_CHUNK):
-            part = slice(start, start + SCORE_CHUNK)
-            chunk = ScoreRows(rows=rows.rows[part], targets=rows.targets[part], top_logprobs=rows.top_logprobs[part])
-            parts.append(self._ops.score(_logits(self._model, hidden_TC, chunk.rows), chunk))
-        return _concatenate(parts)
+        chunks = _score_chunks(rows)
+        return _concatenate([self._ops.score(_logits(self._model, hidden_TC, chunk.rows), chunk) for chunk in chunks])
+
+
+def _score_chunks(rows: ScoreRows) -> Iterator[ScoreRows]:
+    for start in range(0, len(rows.rows), SCORE_CHUNK):
+        part = slice(start, start + SCORE_CHUNK)
+        yield ScoreRows(rows=rows.rows[part], targets=rows.targets[part], top_logprobs=rows.top_logprobs[part])
 
 
 def _logits(model: LanguageModel, hidden_TC: Tensor, rows: "array[int]") -> Tensor:

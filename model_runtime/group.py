@@ -1,0 +1,63 @@
+"""One model over several ranks: where a rank stands, how it meets the others, what they agree upon. Engine process and
+followers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from model_runtime.parallel import Alone, Collectives, Layout, connect
+from model_runtime.shared_collectives import SharedMemoryCollectives
+from model_runtime.transport import Endpoints, PoolFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank stands, and where it meets the others."""
+
+    layout: Layout
+    ranks_here: int
+    """Ranks on this machine, which share its processors and memory."""
+    region: int | None
+    """Descriptor of the memory that the ranks share (`shared_memory`); None between machines."""
+    rendezvous: str
+    """For torch's process groups, where there is no shared memory or no compiled kernels; see `parallel.connect`."""
+    endpoints: Endpoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """What loading a model must know of the ranks that share it."""
+
+    collectives: Collectives
+    ranks_here: int
+    agree: Callable[[PoolFacts], PoolFacts]
+    """What all ranks have room for, of what this one has; waits for the others."""
+
+
+ALONE = Ranks(collectives=Alone(), ranks_here=1, agree=lambda facts: facts)
+
+
+def local_place(layout: Layout, folder: Path, generation: int, region: int) -> Place:
+    """All ranks are on this machine, and have a private folder in common; names are short, since those of sockets may
+    not be long."""
+    base = f"{folder}/g{generation}"
+    return Place(
+        layout=layout,
+        ranks_here=layout.size,
+        region=region,
+        rendezvous=f"file://{base}.meet",
+        endpoints=Endpoints(
+            plans=tuple(f"ipc://{base}-{rank}" for rank in range(1, layout.size)), reports=f"ipc://{base}-0"
+        ),
+    )
+
+
+def meet(place: Place, device: torch.device, is_compiled: bool, timeout_seconds: float) -> Collectives:
+    """Collectives of the ranks that share this one's layers: in shared memory where that can be."""
+    layout = place.layout
+    if place.region is not None and device.type == "cpu" and is_compiled:
+        return SharedMemoryCollectives(place.region, layout.rank, layout.size, timeout_seconds)
+    return connect(layout, place.rendezvous, device, timeout_seconds)

@@ -1,0 +1,68 @@
+"""A rank that follows: it loads its share of the model and computes its part of every plan of rank 0. A process of its
+own.
+
+It has no scheduler, no queue and does not sample. A gap between plans, a wrong digest or a lost rank ends it, and with
+it the group, which the supervisor starts again.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from model_runtime.config import RuntimeConfig
+from model_runtime.device import choose_device
+from model_runtime.executor import load_runner
+from model_runtime.group import Place, Ranks, meet
+from model_runtime.ops import is_compiled, load_ops
+from model_runtime.parallel import Collectives
+from model_runtime.runner import Runner
+from model_runtime.transport import Leader, report
+from scheduler.config import SchedulerConfig
+
+POLL_MS = 100
+REPORT_SECONDS = 1.0
+
+
+class Follower:
+    """A loaded share and the way to rank 0."""
+
+    def __init__(self, runner: Runner, leader: Leader, collectives: Collectives) -> None:
+        self._runner, self._leader, self._collectives = runner, leader, collectives
+        self._steps, self._step_seconds, self._last_report = 0, 0.0, 0.0
+
+    def run(self, on_pass: Callable[[], None]) -> None:
+        """Forever; `on_pass` is called whenever the loop comes round, and may raise to end it."""
+        while True:
+            on_pass()
+            self.step(POLL_MS)
+
+    def step(self, timeout_ms: int) -> bool:
+        """Compute the next plan; False if none came within the time."""
+        plan = self._leader.receive(timeout_ms)
+        if plan is not None:
+            began = time.perf_counter()
+            self._runner.follow(plan)
+            self._steps += 1
+            self._step_seconds += time.perf_counter() - began
+        if time.monotonic() - self._last_report > REPORT_SECONDS:
+            self._last_report = time.monotonic()
+            counters = self._collectives.counters
+            self._leader.report(report(self._collectives.rank, self._steps, self._step_seconds, counters))
+        return plan is not None
+
+
+def load_follower(
+    model_path: Path, runtime: RuntimeConfig, scheduler: SchedulerConfig, place: Place, wait: Callable[[], None]
+) -> Follower:
+    """Load this rank's share and wait until rank 0 has loaded its own; `wait` is called meanwhile, and may raise.
+
+    Raises CheckpointError for a model that cannot be read, PlanError for one that does not fit.
+    """
+    device = choose_device(runtime.device)
+    compiled = is_compiled(load_ops(device, runtime.kernels))
+    collectives = meet(place, device, compiled, runtime.collective_timeout)
+    leader = Leader(place.endpoints, place.layout.rank)
+    ranks = Ranks(collectives=collectives, ranks_here=place.ranks_here, agree=partial(leader.agree, wait=wait))
+    runner, _ = load_runner(model_path, runtime, scheduler, lambda stage, done: wait(), ranks)
+    return Follower(runner, leader, collectives)

@@ -1,0 +1,112 @@
+"""Rank 0 and its followers: readiness, plans in order, reports; nonsense and gaps are typed errors."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+from model_runtime.group import local_place
+from model_runtime.parallel import CollectiveCounters, Layout
+from model_runtime.plan_frames import FrameError, encode
+from model_runtime.transport import Endpoints, Followers, Leader, PoolFacts, report
+from tests.model_runtime.test_plan_frames import differences, full_plan
+
+WAIT_MS = 20_000
+
+
+@pytest.fixture
+def endpoints(tmp_path: Path) -> Endpoints:
+    return local_place(Layout(tensor_size=3), tmp_path, 0, 0).endpoints
+
+
+@pytest.fixture
+def both(endpoints: Endpoints) -> Iterator[tuple[Followers, list[Leader]]]:
+    """Rank 0 and two followers that have agreed."""
+    followers, leaders = Followers(endpoints, 0.3), [Leader(endpoints, rank) for rank in (1, 2)]
+    facts = [PoolFacts(9, 80, 7000), PoolFacts(8, 90, 6000), PoolFacts(10, 70, 8000)]
+    with ThreadPoolExecutor() as pool:
+        agreed = [
+            pool.submit(side.agree, own, lambda: None) for side, own in zip((followers, *leaders), facts, strict=True)
+        ]
+        assert [result.result(20) for result in agreed] == [PoolFacts(8, 70, 6000)] * 3
+    yield followers, leaders
+    for side in (followers, *leaders):
+        side.close()
+
+
+def test_plans_come_to_every_follower_in_order(both: tuple[Followers, list[Leader]]) -> None:
+    followers, leaders = both
+    plans = [replace(full_plan(), step_id=step) for step in range(5, 9)]
+    for plan in plans:
+        followers.send(plan)
+    for leader in leaders:
+        received = [leader.receive(WAIT_MS) for _ in plans]
+        assert [plan.step_id for plan in received if plan] == [5, 6, 7, 8]
+        assert received[0] is not None and bytes(received[0].encode.pixels[1].data) == bytes(range(24))
+        assert ("token_ids",) not in differences(plans[0], received[0])
+        assert leader.receive(0) is None
+
+
+def test_reports_come_to_rank_0(both: tuple[Followers, list[Leader]]) -> None:
+    followers, leaders = both
+    counters = CollectiveCounters(calls=3, sent_bytes=4, seconds=0.5, waiting_seconds=0.25)
+    sent = [report(rank, 7 + rank, 1.5, counters) for rank in (1, 2)]
+    for leader, message in zip(leaders, sent, strict=True):
+        leader.report(message)
+    for _ in range(400):
+        followers.wait_for_reports(50)
+        if len(followers.reports) == 2:
+            break
+    assert followers.reports == {1: sent[0], 2: sent[1]}
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 3), (0, 0), (1,)])
+def test_a_gap_and_a_repeated_plan_are_refused(endpoints: Endpoints, numbers: tuple[int, ...]) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, context.socket(zmq.PUSH) as push:
+        push.bind(endpoints.plans[0])
+        leader = Leader(endpoints, 1)
+        for number in numbers:
+            push.send_multipart(encode(full_plan(), number))
+        for _ in numbers[:-1]:
+            assert leader.receive(WAIT_MS) is not None
+        with pytest.raises(FrameError, match=f"plan {numbers[-1]} comes as number {len(numbers) - 1}"):
+            leader.receive(WAIT_MS)
+        leader.close()
+
+
+def test_nonsense_is_a_typed_error(endpoints: Endpoints) -> None:
+    followers = Followers(endpoints, 0.3)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, context.socket(zmq.PUSH) as push:
+        push.connect(endpoints.reports)
+        for frame in (
+            b"",
+            b"\x00\xff",
+            b"\x93\xa5ready\x03\x93\x01\x02\x03",
+        ):  # the last is of a rank 3, and there is none
+            push.send(frame)
+            with pytest.raises(FrameError):
+                followers.agree(PoolFacts(1, 1, 0), lambda: None)
+    followers.close()
+
+
+def test_waiting_for_ranks_can_be_ended(endpoints: Endpoints) -> None:
+    def wait() -> None:
+        raise KeyboardInterrupt
+
+    followers, leader = Followers(endpoints, 0.3), Leader(endpoints, 1)
+    for side in (followers, leader):
+        with pytest.raises(KeyboardInterrupt):
+            side.agree(PoolFacts(1, 1, 0), wait)
+        side.close()
+
+
+def test_a_follower_that_does_not_read_is_an_assertion(endpoints: Endpoints) -> None:
+    followers = Followers(endpoints, 0.1)
+    with pytest.raises(AssertionError, match="rank 1 does not read its plans"):
+        followers.send(full_plan())
+    followers.close()

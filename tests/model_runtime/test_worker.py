@@ -1,0 +1,64 @@
+"""The loop of a rank that follows, with a runner that only notes what it is asked for."""
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from model_runtime.group import local_place
+from model_runtime.parallel import Collectives, Layout
+from model_runtime.runner import Runner
+from model_runtime.transport import Followers, Leader, PoolFacts, Report
+from model_runtime.worker import Follower
+from scheduler.plan import StepPlan
+from tests.model_runtime.ranks import on_shared_memory
+from tests.model_runtime.test_plan_frames import full_plan
+
+
+class Enough(Exception):
+    """Ends the loop of a follower."""
+
+
+class NotingRunner:
+    """In the place of a `Runner`."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def follow(self, plan: StepPlan) -> None:
+        self.steps.append(plan.step_id)
+
+
+def test_plans_are_computed_and_reported(tmp_path: Path) -> None:
+    place = local_place(Layout(rank=1, tensor_size=2), tmp_path, 0, 0)
+    runner = NotingRunner()
+
+    def enough() -> None:
+        if len(runner.steps) == 2:
+            raise Enough
+
+    def follow(collectives: Collectives) -> None:
+        leader = Leader(place.endpoints, 1)
+        leader.agree(PoolFacts(1, 1, 0), lambda: None)
+        with pytest.raises(Enough):
+            Follower(cast(Runner, runner), leader, collectives).run(enough)
+        leader.close()
+
+    def lead() -> dict[int, Report]:
+        followers = Followers(place.endpoints, 5.0)
+        followers.agree(PoolFacts(1, 1, 0), lambda: None)
+        for _ in range(2):
+            followers.send(full_plan())
+        followers.wait_for_reports(5000)
+        followers.close()
+        return followers.reports
+
+    def one(collectives: Collectives) -> dict[int, Report]:
+        if collectives.rank == 0:
+            return lead()
+        follow(collectives)
+        return {}
+
+    reports, _ = on_shared_memory(2, one)
+    assert runner.steps == [full_plan().step_id] * 2
+    assert [(report.rank, report.calls) for report in reports.values()] == [(1, 0)]
