@@ -2,7 +2,8 @@
 
 Owned by the runner, engine and worker processes. The scheduler decides which slot holds which image and for how long;
 nothing here knows of requests. Small images of a step go through the tower together, whichever requests they belong to:
-products of more rows are faster. Large ones go one by one, and the memory at the peak is that of one.
+products of more rows are faster. Large ones go one by one, and the memory at the peak is that of one. Of several ranks
+each encodes some of a step's images, and all get the embeddings.
 
 Legend: N embeddings of an image, C hidden size of the language model; in `TowerKernels` T rows, K input and N output
 features. Of pixels as in `vision.encoder.inputs`: table [C, V], tiles [N, H, W, C].
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from model_runtime.batch import ImageRows
 from model_runtime.ops.registry import Activation, Ops
-from scheduler.plan import ImagePixels, StepPlan, ints
+from model_runtime.parallel import Alone, Collectives
+from scheduler.plan import ImageJobs, ImagePixels, StepPlan, ints
 from vision.encoder.inputs import image_input
 from vision.encoder.model import GROUP_PATCHES, ImageEncoder, ImageFeatures, ImageInput
 from vision.encoder.parameters import Matrix
@@ -48,8 +50,15 @@ class TowerKernels:
 class ImageStore:
     """Encodes images and holds what the language model gets for them."""
 
-    def __init__(self, encoder: ImageEncoder, table_CV: Tensor, device: torch.device) -> None:
+    def __init__(
+        self,
+        encoder: ImageEncoder,
+        table_CV: Tensor,
+        device: torch.device,
+        collectives: Collectives | None = None,
+    ) -> None:
         self._encoder, self._table_CV, self._device = encoder, table_CV.to(device), device
+        self._collectives = Alone() if collectives is None else collectives
         self._features: dict[int, ImageFeatures] = {}
 
     def step(self, plan: StepPlan) -> "tuple[tuple[ImageRows, ...], array[int]]":
@@ -59,13 +68,12 @@ class ImageStore:
             assert slot in self._features, f"slot {slot} is dropped and holds no image"
             del self._features[slot]
         jobs, failed = plan.encode, ints()
-        encoded = self._encode(jobs.pixels)
-        for slot, count, features in zip(jobs.slots, jobs.num_embeddings, encoded, strict=True):
+        for slot, features in zip(jobs.slots, self._encode(jobs), strict=True):
             assert slot not in self._features and slot not in failed, f"slot {slot} is encoded while it holds an image"
-            if _is_sound(features, count):
-                self._features[slot] = features
-            else:
+            if features is None:
                 failed.append(slot)
+            else:
+                self._features[slot] = features
         spans = plan.images
         rows = [
             self._rows(row, length, slot, first, slot in failed)
@@ -73,10 +81,28 @@ class ImageStore:
         ]
         return tuple(rows), failed
 
-    def _encode(self, jobs: Sequence[ImagePixels]) -> Iterator[ImageFeatures]:
-        """Of each image, in order."""
-        for group in self._groups(jobs):
-            yield from self._encoder.encode([self._input(pixels) for pixels in group])
+    def _encode(self, jobs: ImageJobs) -> Iterator[ImageFeatures | None]:
+        """Of each image, in order; None where that failed. Image j is encoded by rank j modulo their number."""
+        rank, size = self._collectives.rank, self._collectives.size
+        groups = self._groups(jobs.pixels[rank::size])
+        encoded = [features for group in groups for features in self._encoder.encode(list(map(self._input, group)))]
+        own = iter(encoded)
+        for index, count in enumerate(jobs.num_embeddings):
+            features = next(own) if index % size == rank else None
+            if features is not None and not _is_sound(features, count):
+                features = None
+            yield features if size == 1 else self._shared(features, count, index % size)
+
+    def _shared(self, features: ImageFeatures | None, count: int, source: int) -> ImageFeatures | None:
+        """On every rank, what the source has. Of an image that failed there, no number is finite."""
+        config = self._encoder.config
+        shape = (1 + len(config.deepstack), count, config.projector.out_size)
+        levels_LNC = torch.full(shape, torch.nan, device=self._device)
+        if features is not None:
+            torch.stack((features.embeddings_NO, *features.deepstack_NO), out=levels_LNC)
+        self._collectives.broadcast(levels_LNC, source)
+        shared = ImageFeatures(embeddings_NO=levels_LNC[0], deepstack_NO=tuple(levels_LNC[1:]))
+        return shared if _is_sound(shared, count) else None
 
     def _groups(self, jobs: Sequence[ImagePixels]) -> Iterator[list[ImagePixels]]:
         """Neighbours that have at most GROUP_PATCHES patches together, or one image that has more."""

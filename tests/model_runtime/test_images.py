@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_runtime.batch import Batch, make_batch
+from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.images import ImageStore, TowerKernels
 from model_runtime.kv_store import KVLayer
 from model_runtime.memory import encode_bytes
 from model_runtime.ops import load_ops
+from model_runtime.parallel import Collectives
 from model_runtime.runner import Runner
 from scheduler.plan import ImageJobs, ImagePixels, ImageSpans, SampleRows, ScoreRows, StepPlan, ints
 from tests.model_runtime.memory import measured_bytes
+from tests.model_runtime.ranks import on_threads
 from tests.vision.towers import QWEN3, TEXT_HIDDEN_SIZE, make_encoder, make_model
 from vision.encoder.inputs import image_input
 from vision.encoder.model import ImageEncoder, ImageFeatures, ImageInput
@@ -121,21 +123,23 @@ def test_rows_are_the_embeddings_that_the_spans_name(store: ImageStore, llava: I
     assert [row.deepstack_NC for row in rows] == [(), (), ()]
 
 
-def test_small_images_of_a_step_are_encoded_together_and_a_large_one_alone(
-    qwen3: ImageEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Counting(ImageEncoder):
+    """An encoder that remembers how many images it was given at once."""
+
+    def __init__(self, encoder: ImageEncoder, groups: list[int]) -> None:
+        self.config, self._made, self._groups = encoder.config, encoder, groups
+
+    def encode(self, images: Sequence[ImageInput]) -> list[ImageFeatures]:
+        self._groups.append(len(images))
+        return self._made.encode(images)
+
+
+def test_small_images_of_a_step_are_encoded_together_and_a_large_one_alone(qwen3: ImageEncoder) -> None:
     """1024 patches of 4 x 4 pixels are the most together."""
     groups: list[int] = []
-    encode = qwen3.encode
-
-    def counted(images: Sequence[ImageInput]) -> list[ImageFeatures]:
-        groups.append(len(images))
-        return encode(images)
-
-    monkeypatch.setattr(qwen3, "encode", counted)
     sides = [(64, 128), (32, 128), (64, 64), (8, 8), (160, 128), (8, 8), (8, 8)]
     jobs = {slot: (pixels(slot, *side), side[0] * side[1] // 64) for slot, side in enumerate(sides)}
-    store = ImageStore(qwen3, TABLE, CPU)
+    store = ImageStore(Counting(qwen3, groups), TABLE, CPU)
     _, failed = store.step(plan(jobs, [], []))
     assert not failed and groups == [3, 1, 1, 2]
     spans = [(4 * index, 1, index, 0) for index in range(len(sides))]
@@ -162,6 +166,33 @@ def test_levels_come_with_the_embeddings(qwen3: ImageEncoder) -> None:
     assert len(levels) == 3
     assert torch.equal(row.embeddings_NC, levels[0][1:5])
     assert all(torch.equal(row.deepstack_NC[index], levels[1 + index][1:5]) for index in range(2))
+
+
+def test_ranks_divide_images_and_all_have_the_embeddings(qwen3: ImageEncoder) -> None:
+    """Bit for bit those of one rank; an image that fails does so on every rank, and the next ones do not."""
+    table = TABLE.clone()
+    table[1, 7] = float("inf")
+    bad = replace(pixels(1, 16, 16), data=bytes([7] * (16 * 16 * 3)))
+    sizes = {3: (24, 16), 0: (24, 16), 2: (16, 16), 5: (8, 8), 7: (8, 16)}
+    images = {slot: pixels(slot, *size) for slot, size in sizes.items()}
+    good = {slot: replace(image, data=image.data.replace(b"\7", b"\10")) for slot, image in images.items()}
+    jobs = {slot: (image, image.num_pixels // 64) for slot, image in good.items()}
+    jobs |= {1: (bad, 4), 6: (good[5], 2), 8: (good[3], 6)}
+    step = plan(jobs, [(4 * index, 1, slot, 0) for index, slot in enumerate(jobs)], [], tokens=60)
+    expected, failed = ImageStore(qwen3, table, CPU).step(step)
+    assert list(failed) == [1, 6]
+
+    def one(collectives: Collectives) -> list[ImageRows]:
+        counted: list[int] = []
+        rows, failed = ImageStore(Counting(qwen3, counted), table, CPU, collectives).step(step)
+        assert list(failed) == [1, 6] and sum(counted) == 4
+        return list(rows)
+
+    for rows in on_threads(2, one):
+        for row, alone in zip(rows, expected, strict=True):
+            assert row.start == alone.start and torch.equal(row.embeddings_NC, alone.embeddings_NC)
+            assert all(map(torch.equal, row.deepstack_NC, alone.deepstack_NC))
+            assert len(row.deepstack_NC) == 2
 
 
 @pytest.mark.parametrize("wrong", ["count", "numbers"])
