@@ -87,7 +87,7 @@ class BodyTooLarge(ApiError):
 
 
 class UnsupportedMediaType(ApiError):
-    """415: the body is not declared as JSON."""
+    """415: the body is not declared as JSON, or is compressed."""
 
     status = 415
 

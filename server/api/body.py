@@ -58,6 +58,8 @@ async def read_body(request: Request, gateway: Gateway, schema: type[Body]) -> t
     """(checked body, names of ignored parameters). Raises ApiError: 400, 408, 413, 415, 429, 499."""
     if not _JSON_TYPE.fullmatch(request.headers.get("content-type", "")):
         raise UnsupportedMediaType("The content type must be application/json.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise UnsupportedMediaType("The body must not be compressed.")
     raw = await _read(request, gateway.config.max_body_bytes, gateway.config.body_timeout)
     limits = Limits(
         max_model_len=gateway.engine.info.max_model_len,

@@ -87,6 +87,14 @@ def test_content_type_must_be_json(content_type: str) -> None:
     assert answer.error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("identity", 200)])
+def test_compressed_bodies_are_refused_by_name(encoding: str, status: int) -> None:
+    body = {"model": "tiny", "messages": HI}
+    answer = run(call(make_app(FakeEngine()), "POST", CHAT, body, headers={"content-encoding": encoding}))
+    assert answer.status == status
+    assert status == 200 or answer.error["message"] == "The body must not be compressed."
+
+
 @pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/x+json"])
 def test_json_content_types(content_type: str) -> None:
     body = {"model": "tiny", "messages": HI}
