@@ -4,7 +4,7 @@ Small models forget the mark at the end of a call that another follows.
 """
 
 from server.tools.json_steps import call_object
-from server.tools.steps import Step, content_until, next_char, one_of
+from server.tools.steps import Step, closing, content_until, next_char
 from server.tools.writer import CallWriter
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -21,7 +21,4 @@ def hermes(writer: CallWriter) -> Step[None]:
         marker = yield from content_until(writer, BEGIN)
         while marker == BEGIN:
             yield from call_object(writer, (yield from next_char()))
-            writer.is_markup = True
-            marker = yield from one_of(END, BEGIN)
-            writer.is_markup = False  # the beginning of a call may prove to be content
-        writer.clear()
+            marker = yield from closing(writer, END, BEGIN)

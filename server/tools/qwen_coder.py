@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-A line break at each end of a value belongs to the tags. Some checkpoints leave out the first tag, or both outer ones.
+A line break at each end of a value belongs to the tags. Some checkpoints leave out one of the outer tags, or both.
 """
 
 from server.tools.parameters import Parameters, key_until
@@ -23,11 +23,12 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 def qwen_coder(writer: CallWriter) -> Step[None]:
     """Reads an output; never returns."""
     while True:
-        begin = yield from content_until(writer, BEGIN, FUNCTION)
-        if begin == BEGIN:
-            yield from one_of(FUNCTION)
-        yield from _call(writer)
-        yield from closing(writer, END)
+        marker = yield from content_until(writer, BEGIN, FUNCTION)
+        while marker != END:
+            if marker == BEGIN:
+                yield from one_of(FUNCTION)
+            yield from _call(writer)
+            marker = yield from closing(writer, END, BEGIN, FUNCTION)
 
 
 def _call(writer: CallWriter) -> Step[None]:

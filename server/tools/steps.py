@@ -83,9 +83,12 @@ def one_of(*markers: str) -> Step[str]:
     return begun
 
 
-def closing(writer: CallWriter, *markers: str) -> Step[str]:
-    """`one_of`, of a call that is complete: what comes of the marker is markup, and nothing if the output ends."""
+def closing(writer: CallWriter, end: str, *begins: str) -> Step[str]:
+    """`one_of`, of a call that is complete: what comes of the end mark is markup, and nothing if the output ends. Where
+    it is missing another call may begin, which may yet prove to be content."""
     writer.is_markup = True
-    marker = yield from one_of(*markers)
-    writer.clear()
+    marker = yield from one_of(end, *begins)
+    if marker == end:
+        writer.clear()
+    writer.is_markup = False
     return marker

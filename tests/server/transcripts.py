@@ -91,6 +91,11 @@ HERMES = [
 
 QWEN_CODER = [
     Transcript(
+        "<function=now></function>\n<function=now>\n</function>\n<tool_call>\n<function=now></function></tool_call>",
+        calls=[("now", {})] * 3,
+    ),
+    Transcript("<function=now></function>\n<function=no>", "<function=no>", [("now", {})]),
+    Transcript(
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
         "</function>\n</tool_call>",
         calls=[_weather({"city": "Paris", "days": 3})],
