@@ -25,7 +25,7 @@ from model_runtime.weights.json_file import read_json, read_json_if_any
 from model_runtime.weights.load import EXACT, Precision, load_parameters
 from model_runtime.weights.prepared import PreparedWeights, WeightCache
 from model_runtime.weights.safetensors_source import SafetensorsSource
-from model_runtime.weights.sides import split_sides
+from model_runtime.weights.sides import split_sides, text_source
 from model_runtime.weights.source import TensorSource
 from model_runtime.weights.table import Parameters
 
@@ -72,7 +72,10 @@ def _open_folder(path: Path) -> _Opened:
     config = read_hf_config(config_json, read_json_if_any(path / "generation_config.json"))
     family = str(config_json["model_type"])
     if family not in COMPOSITES:
-        return _Opened(family=family, config=config, source=SafetensorsSource(path))
+        source, may_lack_output = text_source(SafetensorsSource(path))
+        if may_lack_output and not config.tie_word_embeddings:
+            config = replace(config, has_output=TIED_HEAD_KEY in source.keys())  # noqa: SIM118
+        return _Opened(family=family, config=config, source=source)
     language, image = split_sides(SafetensorsSource(path))
     side = read_image_side(path, config_json, config, image)
     if TIED_HEAD_KEY in language.keys():  # noqa: SIM118  (a TensorSource is not a mapping)

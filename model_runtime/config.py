@@ -131,6 +131,8 @@ class RuntimeInfo:
     hidden_size: int
     """Numbers of a pooled hidden state."""
     eos_token_ids: tuple[int, ...]
+    generates: bool = True
+    """False: the model can be pooled only."""
     num_blocks: int
     block_size: int
     weight_bytes: int
@@ -239,6 +241,7 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     tie_word_embeddings: bool
+    """The output matrix is the embedding."""
     eos_token_ids: tuple[int, ...]
     activation: Literal["silu", "gelu_tanh"] = "silu"
     """Of the gate in the feed-forward block."""
@@ -256,6 +259,8 @@ class ModelConfig:
     """Additional features of an image, one for each of the first layers, that are added to the layer's result."""
     image_span: int = 0
     """Embeddings of one image where they must be computed in one step (Gemma 3); 0: they may be cut."""
+    has_output: bool = True
+    """False: the checkpoint has no output matrix. It can be pooled, and writes nothing."""
     latent: LatentAttention | None = None
     experts: Experts | None = None
     num_draft_layers: int = 0

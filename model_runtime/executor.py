@@ -229,6 +229,7 @@ def _plan(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         eos_token_ids=config.eos_token_ids,
+        generates=config.has_output,
         num_blocks=pool.num_blocks,
         block_size=scheduler.block_size,
         weight_bytes=model.weight_bytes + draft.weight_bytes,

@@ -21,6 +21,7 @@ COMMON_DEFAULTS: Json = {
     "eos_token_id": None,
     "head_dim": None,
     "hidden_act": "silu",
+    "is_causal": True,
     "layer_types": None,
     "mlp_bias": False,
     "num_key_value_heads": None,
@@ -181,6 +182,8 @@ def _read_text(config: Json, name: str, generation_config: Json | None) -> Model
         config = {**config, "head_dim": value_of(config, "qk_rope_head_dim")}
     if config["hidden_act"] != "silu":
         fail("hidden_act", config["hidden_act"], "'silu'")
+    if not flag(config, "is_causal"):
+        fail("is_causal", False, "true: attention in both directions is not supported")
     _refuse_quantized(config)
     num_layers, num_heads = integer(config, "num_hidden_layers"), integer(config, "num_attention_heads")
     has_kv_heads = config["num_key_value_heads"] is not None

@@ -28,7 +28,7 @@ def decoder_table(config: ModelConfig) -> list[Parameter]:
     for layer in range(config.num_layers):
         table += layer_table(config, layer)
     table.append(wide_norm_table(config, "norm", "model.norm"))
-    if not config.tie_word_embeddings:
+    if not config.tie_word_embeddings and config.has_output:
         head = Slot(TIED_HEAD_KEY, config.vocab_size, "vocabulary")
         table.append(Parameter(name="head", slots=(head,), columns=config.hidden_size, fewest_bits=8))
     return table
@@ -65,7 +65,7 @@ class Decoder:
         self.layers = [Layer(self.own, layer, parameters, self.collectives) for layer in range(config.num_layers)]
         self.stack = layer_stack(ops, self.layers, self.collectives)
         self.norm_C = parameters.vectors["norm"]
-        self.head = self.embedding if config.tie_word_embeddings else parameters.matrices["head"]
+        self.head = self.embedding if config.tie_word_embeddings else parameters.matrices.get("head")
 
     def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
         """[T, C]: the last layer's output, before the final norm. Writes the step's keys and values to `kv`,
@@ -114,6 +114,7 @@ class Decoder:
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """[R, V] float32 for rows of forward's result: final norm, then the output matrix. On other ranks than the
         first, their part of it alone."""
+        assert self.head is not None, "a model without an output matrix is asked for logits"
         part_RV = self.ops.linear(self.final_norm(hidden_RC), self.head, None).float()
         if self.collectives.size == 1:
             return part_RV

@@ -1,5 +1,6 @@
-"""The two sides of a vision-language checkpoint, whose keys differ by publisher and version: a source for the language
-model under the keys of a plain text model, and the tensors of the image side under those of `vision/weights.py`.
+"""Checkpoints whose keys differ by publisher and version: text models saved with or without their head, and the two
+sides of a vision-language model, a source for the language model under the keys of a plain text model, and the tensors
+of the image side under those of `vision/weights.py`.
 
 Used by `checkpoint.py`, engine and worker processes.
 """
@@ -24,6 +25,9 @@ LANGUAGE_PREFIXES = (
 """Beginnings of the language model's keys, and what a plain text model has there. Old files of Qwen2-VL have that.
 The first that fits counts."""
 
+BASE_EMBEDDING, BASE_PREFIX = "embed_tokens.weight", "model."
+"""A key of a model that was saved without its head, and what precedes it in a whole one."""
+
 
 def language_key(key: str) -> str:
     """The key of a plain text model for one of the language side; another key as it is."""
@@ -31,6 +35,14 @@ def language_key(key: str) -> str:
         if key.startswith(spelling):
             return plain + key.removeprefix(spelling)
     return key
+
+
+def text_source(source: TensorSource) -> tuple[TensorSource, bool]:
+    """(the tensors of a text model under the usual keys, whether it may be without an output matrix): embedding models
+    are often saved so, as the base of a model that writes, whose keys lack the prefix."""
+    if BASE_EMBEDDING not in source.keys():  # noqa: SIM118  (a TensorSource is not a mapping)
+        return source, False
+    return Renamed(source, {BASE_PREFIX + key: key for key in source.keys()}), True  # noqa: SIM118
 
 
 class Renamed:

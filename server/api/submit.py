@@ -56,6 +56,11 @@ def start(
 ) -> Generation:
     """Hand the prompts to the engine, all or none. Raises BadRequest, Overloaded or Unavailable."""
     record.request_id = body.request_id or record.request_id
+    if not gateway.engine.info.generates:
+        raise BadRequest(
+            "This model writes nothing, since its checkpoint has no output matrix (lm_head). Use /v1/embeddings.",
+            param="model",
+        )
     if body.ignore_eos and grammar is not None:
         raise BadRequest("ignore_eos is not allowed where the output has a form, which ends.", param="ignore_eos")
     sampling = _sampling(gateway, body, grammar)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.ops import load_ops
@@ -53,13 +55,17 @@ def _alone(model: LoadedModel, requests: Iterable[Request], config: SchedulerCon
     return {request.seq_id: Session(model, config, 64).run([request])[request.seq_id].pooled for request in requests}
 
 
+def load(folder: Path) -> LoadedModel:
+    device = torch.device("cpu")
+    return load_model(folder, load_ops(device, "auto"), device, lambda fraction: None)
+
+
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Any]:
     """A model, and transformers' of the same checkpoint."""
     folder = tmp_path_factory.mktemp(request.param)
     reference = make_checkpoint(folder, request.param, {})
-    device = torch.device("cpu")
-    return load_model(folder, load_ops(device, "auto"), device, lambda fraction: None), reference
+    return load(folder), reference
 
 
 def _expected(reference: Any, prompt: list[int], pooling: Pooling) -> NDArray[np.float64]:
@@ -78,6 +84,24 @@ def test_as_transformers(case: tuple[LoadedModel, Any], pooling: Pooling) -> Non
             difference = np.linalg.norm(np.frombuffer(outcomes[seq_id].pooled) - expected)
             assert difference <= 1e-5 * np.linalg.norm(expected), f"{len(prompt)} tokens"
             assert (outcomes[seq_id].token_ids, outcomes[seq_id].finish_reason) == ([], FinishReason.STOP)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_model_that_was_saved_without_its_head(tmp_path: Path, tied: bool) -> None:
+    """As embedding models often are: keys without a prefix, and no output matrix unless it is the embedding."""
+    reference: Any = make_checkpoint(tmp_path / "whole", "qwen3", {"tie_word_embeddings": tied})
+    reference.model.save_pretrained(tmp_path / "base")
+    assert not any(key.startswith(("model.", "lm_head")) for key in load_file(tmp_path / "base" / "model.safetensors"))
+    whole, base = load(tmp_path / "whole"), load(tmp_path / "base")
+    assert (whole.config.has_output, base.config.has_output) == (True, tied)
+    found = _alone(base, _requests("last"), ROOMY)
+    assert found == _alone(whole, _requests("last"), ROOMY)
+    hidden_RC = torch.ones(1, base.config.hidden_size)
+    if tied:
+        assert torch.equal(base.decoder.logits(hidden_RC), whole.decoder.logits(hidden_RC))
+    else:
+        with pytest.raises(AssertionError, match="without an output matrix"):
+            base.decoder.logits(hidden_RC)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])

@@ -209,6 +209,7 @@ class FakeEngine:
     reserved: int = 0
     streams: list[FakeStream] = field(default_factory=list)
     max_model_len: int = MAX_MODEL_LEN
+    generates: bool = True
     request_timeout: float = 60.0
     recovery: RecoveryStats = field(default_factory=RecoveryStats)
 
@@ -221,6 +222,7 @@ class FakeEngine:
             vocab_size=VOCAB_SIZE,
             hidden_size=HIDDEN_SIZE,
             eos_token_ids=(EOS,),
+            generates=self.generates,
             num_blocks=100,
             block_size=16,
             weight_bytes=0,

@@ -167,6 +167,23 @@ def test_mistakes(fields: dict[str, Any], param: str) -> None:
     assert (engine.streams, engine.reserved) == ([], 0)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"input": "hi"}),
+    ],
+)
+def test_model_that_makes_nothing_else(path: str, body: dict[str, Any]) -> None:
+    engine = engine_that_pools(generates=False)
+    app = make_app(engine, recipe=LAST)
+    answer = run(call(app, "POST", path, {"model": "tiny"} | body))
+    assert (answer.status, answer.error["param"], engine.live, engine.reserved) == (400, "model", 0, 0)
+    assert "no output matrix" in answer.error["message"]
+    assert run(call(app, "POST", PATH, {"model": "tiny", "input": "hi"})).status == 200
+
+
 def test_unknown_model() -> None:
     assert embed(LAST, model="other").status == 404
 
