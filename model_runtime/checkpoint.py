@@ -14,6 +14,7 @@ from model_runtime.hf_config import read_hf_config
 from model_runtime.image_side import ImageSide, LoadedVision, load_image_side, read_image_side
 from model_runtime.models.composites import COMPOSITES
 from model_runtime.models.decoder import TIED_HEAD_KEY, Decoder, decoder_table
+from model_runtime.models.next_token import SHARED, next_token_prefix, next_token_table
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives
 from model_runtime.share import split
@@ -116,6 +117,27 @@ class _Progress:
         """So many are there."""
         self._done = done
         self._tell(done / self._total)
+
+
+def load_next_token_layer(path: Path, ops: Ops, device: torch.device, precision: Precision) -> Parameters:
+    """The layer for multi-token prediction behind the last one; `load_model` leaves it out. Raises CheckpointError
+    where there is none."""
+    opened = _open(path)
+    config, prefix = opened.config, next_token_prefix(opened.config)
+    keys = opened.source.keys()
+    if not config.num_draft_layers or not any(key.startswith(prefix) for key in keys):
+        raise CheckpointError("the speculation method mtp needs layers for multi-token prediction, and there are none")
+    shared = {prefix + key for key in SHARED}
+    return load_parameters(
+        next_token_table(config),
+        opened.source,
+        ops,
+        device,
+        lambda key: key in shared or not key.startswith(prefix),
+        lambda count: None,
+        split(config, 1)[0],
+        precision,
+    )
 
 
 def load_model(

@@ -264,7 +264,8 @@ class ModelConfig:
     latent: LatentAttention | None = None
     experts: Experts | None = None
     num_draft_layers: int = 0
-    """Layers that the checkpoint may have after the last one, for drafts of further tokens; they are not used."""
+    """Layers that the checkpoint may have after the last one, for drafts of further tokens; the first of them is used
+    by the speculation method mtp."""
 
     @property
     def bidirectional_images(self) -> bool:

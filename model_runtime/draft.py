@@ -1,5 +1,5 @@
-"""The draft model of speculative decoding: a checkpoint of its own, or the first layers of the model. Made by the
-executor when it loads, run by the runner, engine process.
+"""The draft model of speculative decoding: a checkpoint of its own, the first layers of the model, or its layer for
+multi-token prediction. Made by the executor when it loads, run by the runner, engine process.
 
 Legend: T tokens of the step, R rows whose logits are wanted, C hidden size, V vocabulary.
 """
@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch
-from model_runtime.checkpoint import LoadedModel, load_model
+from model_runtime.checkpoint import LoadedModel, load_model, load_next_token_layer
 from model_runtime.config import ModelConfig, RuntimeConfig
 from model_runtime.kv_store import KVLayer, allocate, bytes_per_block, storage_type
-from model_runtime.memory import PlanError, model_length
+from model_runtime.memory import FLOAT_BYTES, PlanError, model_length
 from model_runtime.models.decoder import Decoder
+from model_runtime.models.next_token import NextTokenLayer
 from model_runtime.ops.registry import Ops
 from model_runtime.runner import DraftModel
 from model_runtime.weights.load import Precision
+from model_runtime.weights.table import Parameters
 from scheduler.config import SchedulerConfig
 
 
@@ -46,15 +48,18 @@ class DraftPart:
     """None where it is the model's first layers."""
     weight_bytes: int
     block_bytes: int
-    """Of its keys and values, a KV block."""
+    """Of its keys and values, and of states that it needs, a KV block."""
     cost: float
     """Of a step, in steps of the model: by the weights that it reads."""
+    next_token: Parameters | None = None
+    """Where it is the layer for multi-token prediction."""
 
 
 NO_DRAFT = DraftPart(loaded=None, weight_bytes=0, block_bytes=0, cost=0.0)
 
 
 def load_draft(
+    path: Path,
     scheduler: SchedulerConfig,
     runtime: RuntimeConfig,
     model: LoadedModel,
@@ -62,10 +67,10 @@ def load_draft(
     device: torch.device,
     precision: Precision,
 ) -> DraftPart:
-    """The draft model that is configured, read if it is a checkpoint; NO_DRAFT for methods without one. Raises
-    CheckpointError where it cannot be read, PlanError where it does not suit the model."""
+    """The draft model that is configured, read if it has weights of its own; NO_DRAFT for methods without one. `path`
+    is that of the model. Raises CheckpointError where it cannot be read, PlanError where it does not suit the model."""
     config = scheduler.speculative_config
-    if config is None or config.method not in ("draft", "self"):
+    if config is None or config.method not in ("draft", "self", "mtp"):
         return NO_DRAFT
     if device.type != "cpu":
         raise PlanError(f"the speculation method {config.method} runs on CPU only; ngram and suffix run anywhere")
@@ -76,6 +81,8 @@ def load_draft(
                 "the model"
             )
         return _first_layers(config.num_draft_layers, model.config)
+    if config.method == "mtp":
+        return _next_token(load_next_token_layer(path, ops, device, precision), model, scheduler, runtime)
     length = model_length(model.config, runtime)
     loaded = load_model(
         Path(config.model).expanduser(),
@@ -115,6 +122,39 @@ def _first_layers(num_layers: int, config: ModelConfig) -> DraftPart:
     return DraftPart(loaded=None, weight_bytes=0, block_bytes=0, cost=cost)
 
 
+def _next_token(
+    parameters: Parameters, model: LoadedModel, scheduler: SchedulerConfig, runtime: RuntimeConfig
+) -> DraftPart:
+    """The part of a layer that also keeps the model's states, and reads its output matrix."""
+    config, kv_type = model.config, storage_type(runtime.kv_cache_dtype, model.kv_type)
+    keys = bytes_per_block(1, config.num_kv_heads, config.head_dim, scheduler.block_size, kv_type)
+    head = model.decoder.head
+    assert head is not None, "speculation for a model that writes nothing"
+    return DraftPart(
+        loaded=None,
+        weight_bytes=parameters.num_bytes,
+        block_bytes=keys + scheduler.block_size * config.hidden_size * FLOAT_BYTES,
+        cost=(parameters.num_bytes + head.num_bytes) / model.weight_bytes,
+        next_token=parameters,
+    )
+
+
+def next_token_model(decoder: Decoder, parameters: Parameters, kv: list[KVLayer]) -> DraftModel:
+    """The layer for multi-token prediction beside `decoder` with its cache `kv`; its own is of the same kind."""
+    num_blocks, num_kv_heads, head_dim, block_size = kv[0].key_NHDB.shape
+    states_SC = torch.empty(num_blocks * block_size, decoder.config.hidden_size, dtype=decoder.dtype)
+    own_kv = allocate(
+        num_layers=1,
+        num_blocks=num_blocks,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=kv[0].key_NHDB.dtype,
+        device=torch.device("cpu"),
+    )
+    return DraftModel(model=NextTokenLayer(decoder, parameters, states_SC), kv=own_kv, states_SC=states_SC)
+
+
 def draft_model(
     scheduler: SchedulerConfig, runtime: RuntimeConfig, part: DraftPart, decoder: Decoder, kv: list[KVLayer]
 ) -> DraftModel | None:
@@ -122,6 +162,8 @@ def draft_model(
     config = scheduler.speculative_config
     if config is not None and config.method == "self":
         return DraftModel(model=FirstLayers(decoder, config.num_draft_layers), kv=kv)
+    if part.next_token is not None:
+        return next_token_model(decoder, part.next_token, kv)
     if part.loaded is None:
         return None
     own = part.loaded.config

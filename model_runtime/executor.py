@@ -107,7 +107,7 @@ def load_runner(
         precision,
         _weight_cache(runtime, ops),
     )
-    part = load_draft(scheduler, runtime, model, ops, device, precision)
+    part = load_draft(model_path, scheduler, runtime, model, ops, device, precision)
     info = _agreed(_plan(model, part, describe(ops, device), runtime, scheduler, budget), ranks)
     return _runner(model, part, info, ops, runtime, scheduler, device), info
 
@@ -119,7 +119,7 @@ def _check_ranks(ranks: Ranks, scheduler: SchedulerConfig, device: torch.device)
     if device.type != "cpu":
         raise PlanError("tensor_parallel_size above 1 is only for --device cpu")
     speculation = scheduler.speculative_config
-    if speculation is not None and speculation.method in ("draft", "self"):
+    if speculation is not None and speculation.method not in ("ngram", "suffix"):
         raise PlanError(f"speculation by {speculation.method!r} is for one rank; with several, use ngram or suffix")
 
 

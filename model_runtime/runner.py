@@ -46,6 +46,9 @@ class DraftModel:
     model: LanguageModel
     kv: list[KVLayer]
     """Of the model's block numbers; the model's own where the draft model is its first layers."""
+    states_SC: Tensor | None = None
+    """The final norm's output of the model by slot, where the draft model goes on from that; of tokens that the model
+    has not computed, what the draft model made in its place."""
 
 
 class Runner:
@@ -101,13 +104,27 @@ class Runner:
         if plan.by_draft_model:
             assert self._draft is not None, "a step of a draft model, and there is none"
             model, kv = self._draft.model, self._draft.kv
-        return model, model.forward(batch, kv), failed_slots
+        hidden_TC = model.forward(batch, kv)
+        self._keep_states(plan, batch, hidden_TC)
+        return model, hidden_TC, failed_slots
 
     @torch.inference_mode()
     def all_logits(self, plan: StepPlan) -> Tensor:
         """[T, V] float32: logits of every token of a step of text, as `run` computes them; for `firstlight quality`,
         which compares whole distributions."""
         return self._model.logits(self._model.forward(make_batch(plan, self._block_size), self._kv))
+
+    def _keep_states(self, plan: StepPlan, batch: Batch, hidden_TC: Tensor) -> None:
+        """For a draft model that goes on from them."""
+        states_SC = None if self._draft is None else self._draft.states_SC
+        if states_SC is None:
+            return
+        assert self._final_norm is not None, "states without the norm that they come from"
+        if not plan.by_draft_model:
+            states_SC.index_copy_(0, batch.slots_T, self._final_norm(hidden_TC))
+        elif plan.state_slots:
+            rows_R, slots_R = (torch.from_numpy(np.asarray(part)) for part in (plan.sample.rows, plan.state_slots))
+            states_SC.index_copy_(0, slots_R.long(), hidden_TC.index_select(0, rows_R))
 
     def _image_rows(self, plan: StepPlan) -> "tuple[tuple[ImageRows, ...], array[int]]":
         if self._images is not None:

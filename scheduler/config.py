@@ -9,7 +9,7 @@ from typing import Literal, get_args
 MAX_STEP_DRAFTS = 32
 """Drafts in a step, of a sequence and of all together: memory is planned for their logits."""
 
-SpeculativeMethod = Literal["ngram", "suffix", "draft", "self"]
+SpeculativeMethod = Literal["ngram", "suffix", "draft", "self", "mtp"]
 SPECULATIVE_METHODS: tuple[str, ...] = get_args(SpeculativeMethod)
 
 

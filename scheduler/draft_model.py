@@ -6,6 +6,10 @@ Where both models have similar distributions they so choose the same token, also
 
 A draft model with a cache of its own has its keys and values under the block numbers of the model's. It computes a text
 when it first drafts for it, or goes on with it, in chunks; what it has computed is a count, like the model's.
+
+A layer for multi-token prediction does so too. Behind its first draft it has no state of the model to go on from but
+its own output, so it computes these rows again when the model has been there. Its last row of a block depends on the
+token behind the block: of sequences that share it, that of the last one there counts; drafts of others may be worse.
 """
 
 from array import array
@@ -36,6 +40,9 @@ class DraftLimits:
     own_cache: bool
     """Whether it has keys and values of its own; else it is the beginning of the model and leaves the model's."""
     block_size: int
+    lag: int
+    """Rows that a text has fewer than tokens: 1 for a layer for multi-token prediction, whose row at a position goes on
+    from the model's state there, and takes the token that follows."""
     max_tokens: int
     """That it computes in a step."""
 
@@ -108,6 +115,9 @@ class ModelDrafter:
 
     def step_is_planned(self) -> None:
         """The model's next step has its drafts; those for the one after it come next."""
+        for drafting in (self._drafting or {}).values() if self._model.lag else ():
+            guesses = drafting.guesses
+            guesses.computed = min(guesses.computed, len(drafting.seq.tokens) - self._model.lag)
         self._drafting = None
 
     def finish(self, seq: Sequence) -> None:
@@ -115,6 +125,7 @@ class ModelDrafter:
 
     def _begin(self, decodes: list[Sequence]) -> dict[int, _Drafting]:
         suited = [seq for seq in decodes if not (self._model.own_cache and seq.image_end)]
+        suited = [seq for seq in suited if len(seq.tokens) > self._model.lag]
         drafting = [_Drafting(seq, self._guesses(seq), 0) for seq in suited]
         self._choose_counts(drafting, len(decodes))
         return {each.seq.request.seq_id: each for each in drafting if each.wanted}
@@ -128,7 +139,7 @@ class ModelDrafter:
         if not guesses.tokens:
             guesses.rates[0] += RATE_RETURN * (FIRST_RATE - guesses.rate)
         guesses.tokens = ints()
-        known = len(seq.tokens) - 1
+        known = len(seq.tokens) - 1 - self._model.lag
         guesses.computed = min(guesses.computed, known) if self._model.own_cache else known
         return guesses
 
@@ -158,27 +169,31 @@ class ModelDrafter:
     def _rows(self, drafting: _Drafting, room: int, kv: KVBlocks, *, spare: int) -> _Rows | None:
         """The next tokens of a sequence, at most `room`; None where no blocks are left for them beside `spare` ones."""
         seq, computed = drafting.seq, drafting.guesses.computed
-        known = len(seq.tokens) + len(drafting.tokens)
+        lag = self._model.lag
+        known = len(seq.tokens) + len(drafting.tokens) - lag
         kv_len = min(known, computed + room)
-        if kv.cover(seq, kv_len, spare=spare) < kv_len:
+        if kv.cover(seq, kv_len + lag, spare=spare) < kv_len + lag:
             drafting.wanted = 0
             return None
         return _Rows(drafting, kv_len, kv_len == known)
 
     def _build(self, step_id: int, planned: list[_Rows]) -> StepPlan:
-        token_ids, tables, rope = ints(), ints(), ints()
-        query_lens, last_rows = [], []
+        token_ids, tables, rope, state_slots = ints(), ints(), ints(), ints()
+        query_lens, last_rows, block_size = [], [], self._model.block_size
         with_rope = any(rows.drafting.seq.request.images.rope_positions for rows in planned)
         for rows in planned:
             seq, computed = rows.drafting.seq, rows.drafting.guesses.computed
-            following = seq.tokens[computed:] + rows.drafting.tokens[max(0, computed - len(seq.tokens)) :]
+            first = computed + self._model.lag
+            following = seq.tokens[first:] + rows.drafting.tokens[max(0, first - len(seq.tokens)) :]
             token_ids.extend(following[: rows.kv_len - computed])
             query_lens.append(rows.kv_len - computed)
-            tables.extend(seq.blocks[: -(-rows.kv_len // self._model.block_size)])
+            tables.extend(seq.blocks[: -(-rows.kv_len // block_size)])
             if with_rope:
                 add_rope_rows(rope, seq, computed, rows.kv_len)
             if rows.samples:
                 last_rows.append(len(token_ids) - 1)
+                if self._model.lag:
+                    state_slots.append(seq.blocks[rows.kv_len // block_size] * block_size + rows.kv_len % block_size)
         sampled = [rows.drafting for rows in planned if rows.samples]
         sample = self._sampled.of_step(
             [drafting.seq for drafting in sampled], [drafting.tokens for drafting in sampled], ints(last_rows)
@@ -193,4 +208,5 @@ class ModelDrafter:
             score=ScoreRows(),
             rope_positions=rope,
             by_draft_model=True,
+            state_slots=state_slots,
         )

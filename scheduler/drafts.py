@@ -65,7 +65,8 @@ def make_speculation(config: SchedulerConfig, cost: StepCost, masks: TokenMasks 
     model = DraftLimits(
         num_tokens=num_tokens,
         cost=cost,
-        own_cache=speculative.method == "draft",
+        own_cache=speculative.method != "self",
+        lag=int(speculative.method == "mtp"),
         block_size=config.block_size,
         max_tokens=config.max_num_batched_tokens,
     )

@@ -198,6 +198,9 @@ class StepPlan:
     pool: PoolRows = field(default_factory=PoolRows)
     by_draft_model: bool = False
     """The draft model computes the step, not the model."""
+    state_slots: "array[int]" = field(default_factory=ints)
+    """int32 [R], for a draft model that goes on from the model's states: block * block_size + offset of the position
+    after each sampled row, whose state its output stands in for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

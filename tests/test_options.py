@@ -78,16 +78,19 @@ def test_speculation_is_configured_in_the_spelling_of_vllm(tmp_path: Path) -> No
         ("[1]", "is not a JSON object"),
         (
             '{"method": "medusa", "num_speculative_tokens": 4}',
-            "method 'medusa' is not one of ngram, suffix, draft, self",
+            "method 'medusa' is not one of ngram, suffix, draft, self, mtp",
         ),
-        ('{"num_speculative_tokens": 4}', "method 'None' is not one of ngram, suffix, draft, self"),
+        ('{"num_speculative_tokens": 4}', "method 'None' is not one of ngram, suffix, draft, self, mtp"),
         ('{"method": "ngram"}', "missing required field `num_speculative_tokens`"),
         (
             '{"method": "ngram", "num_speculative_tokens": 4, "model": "x"}',
             "model names the draft model, for the method draft",
         ),
         ('{"method": "ngram", "num_speculative_tokens": 4, "draft_model": "x"}', "'draft_model' is unknown"),
-        ('{"method": "mtp", "num_speculative_tokens": 1}', "method 'mtp' is not one of ngram, suffix, draft, self"),
+        (
+            '{"method": "mtp", "num_speculative_tokens": 2, "num_draft_layers": 1}',
+            "num_draft_layers is a positive number, for the method self and no other",
+        ),
         ('{"method": "ngram", "num_speculative_tokens": true}', "Expected `int`, got `bool`"),
         ('{"method": "ngram", "num_speculative_tokens": 33}', "num_speculative_tokens must be from 1 to 32"),
     ],

@@ -88,7 +88,7 @@ class Decoder:
 
     def _embedded(self, batch: Batch) -> Tensor:
         """[T, C]: tokens' embeddings, and images' in their rows."""
-        x_TC = self._token_embeddings(batch.token_ids_T).to(self.dtype)
+        x_TC = self.token_embeddings(batch.token_ids_T).to(self.dtype)
         if self.config.embedding_scale != 1.0:
             x_TC *= self.config.embedding_scale
         for images in batch.images:
@@ -96,7 +96,7 @@ class Decoder:
             x_TC[_rows(images)] = images.embeddings_NC
         return x_TC
 
-    def _token_embeddings(self, ids_T: Tensor) -> Tensor:
+    def token_embeddings(self, ids_T: Tensor) -> Tensor:
         """[T, C]. Of many ranks each looks up what is in its part of the table, to which the others add zeros. An id
         outside of the whole table is looked up by the first or last, which find that out."""
         if self.collectives.size == 1:
@@ -114,8 +114,12 @@ class Decoder:
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """[R, V] float32 for rows of forward's result: final norm, then the output matrix. On other ranks than the
         first, their part of it alone."""
+        return self.output(self.final_norm(hidden_RC))
+
+    def output(self, normed_RC: Tensor) -> Tensor:
+        """[R, V] float32: the output matrix, as in `logits`."""
         assert self.head is not None, "a model without an output matrix is asked for logits"
-        part_RV = self.ops.linear(self.final_norm(hidden_RC), self.head, None).float()
+        part_RV = self.ops.linear(normed_RC, self.head, None).float()
         if self.collectives.size == 1:
             return part_RV
         parts = self.collectives.gather(part_RV.view(-1))

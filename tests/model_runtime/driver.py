@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import nan
 
 import torch
 
 from model_runtime.checkpoint import LoadedModel
-from model_runtime.draft import FirstLayers
+from model_runtime.draft import FirstLayers, next_token_model
 from model_runtime.kv_store import KVLayer, allocate
 from model_runtime.ops import load_ops
 from model_runtime.runner import DraftModel, Runner
+from model_runtime.weights.table import Parameters
 from scheduler.config import SchedulerConfig
 from scheduler.request import FinishReason, Request, TokenLogprob
 from scheduler.scheduler import Scheduler
@@ -55,12 +57,19 @@ class Session:
         kv_type: torch.dtype = torch.float32,
         drafter: Drafter | None = None,
         draft: LoadedModel | None = None,
+        next_token: Parameters | None = None,
     ) -> None:
-        """`draft` is the draft model of the speculation method draft; that of the method self is made here."""
+        """`draft` is the draft model of the speculation method draft, `next_token` that of mtp; that of the method self
+        is made here."""
         kv = _cache(model, config, num_blocks, kv_type)
         speculative, draft_model = config.speculative_config, None
         if draft is not None:
             draft_model = DraftModel(model=draft.decoder, kv=_cache(draft, config, num_blocks, kv_type))
+        elif next_token is not None:
+            draft_model = next_token_model(model.decoder, next_token, kv)
+            fill_with_nan(draft_model.kv)
+            assert draft_model.states_SC is not None
+            draft_model.states_SC.fill_(nan)
         elif speculative is not None and speculative.method == "self":
             draft_model = DraftModel(model=FirstLayers(model.decoder, speculative.num_draft_layers), kv=kv)
         ops = load_ops(torch.device("cpu"), "auto")

@@ -24,8 +24,9 @@ NOT_SENT = {("sample", field.name) for field in fields(SampleRows) if field.name
     ("score", "targets"),
     ("score", "top_logprobs"),
     *(("pool", name) for name in ("rows", "counts", "sums", "sum_offsets")),
+    ("state_slots",),
 }
-"""What only rank 0 needs: it alone samples, scores and pools."""
+"""What only rank 0 needs: it alone samples, scores, pools, and goes on from states."""
 
 
 def full_plan() -> StepPlan:
