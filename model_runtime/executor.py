@@ -34,6 +34,7 @@ from model_runtime.memory import (
 )
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
+from model_runtime.parallel import Collectives
 from model_runtime.runner import Runner
 from model_runtime.transport import Followers, PoolFacts
 from model_runtime.weights.load import Precision
@@ -106,10 +107,11 @@ def load_runner(
         lambda config, size, kv_type: _size(config, size, kv_type, runtime, scheduler, budget).max_model_len,
         precision,
         _weight_cache(runtime, ops),
+        ranks.collectives,
     )
     part = load_draft(model_path, scheduler, runtime, model, ops, device, precision)
     info = _agreed(_plan(model, part, describe(ops, device), runtime, scheduler, budget), ranks)
-    return _runner(model, part, info, ops, runtime, scheduler, device), info
+    return _runner(model, part, info, ops, runtime, scheduler, device, ranks.collectives), info
 
 
 def _check_ranks(ranks: Ranks, scheduler: SchedulerConfig, device: torch.device) -> None:
@@ -143,8 +145,9 @@ def _runner(
     runtime: RuntimeConfig,
     scheduler: SchedulerConfig,
     device: torch.device,
+    collectives: Collectives,
 ) -> Runner:
-    config, decoder = model.config, model.decoder
+    config, decoder = model.decoder.own, model.decoder
     on_cpu = device.type == "cpu"
     kv = allocate(
         num_layers=config.num_layers,
@@ -156,7 +159,7 @@ def _runner(
         device=device,
     )
     vision = model.vision
-    images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device)
+    images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device, collectives)
     served = decoder if on_cpu else on_device(decoder, kv, info.max_model_len, scheduler.max_num_seqs)
     draft = draft_model(scheduler, runtime, part, decoder, kv)
     return Runner(served, kv, info.block_size, ops, images, config.bidirectional_images, draft, decoder.final_norm)
@@ -214,7 +217,7 @@ def _plan(
     budget: int,
 ) -> RuntimeInfo:
     """`computes` says to people what computes."""
-    config, kv_type = model.config, model.kv_type
+    config, kv_type = model.decoder.own, model.kv_type
     kv_name = str(storage_type(runtime.kv_cache_dtype, kv_type)).removeprefix("torch.")
     bytes_per_embedding = FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack)
     images, largest = None, 0

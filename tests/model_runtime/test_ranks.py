@@ -1,0 +1,89 @@
+"""Plans of a server with one rank, run by two: rank 0 says the same, and has what it needs from the other."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from model_runtime.config import RuntimeConfig
+from model_runtime.executor import load_executor, load_runner
+from model_runtime.group import Ranks
+from model_runtime.parallel import Collectives
+from scheduler.config import SchedulerConfig
+from scheduler.plan import StepPlan, StepResult, ints
+from scheduler.request import Request, SamplingParams
+from server.engine import make_scheduler
+from tests.model_runtime.ranks import on_shared_memory, on_threads
+from tests.vision.preprocess_pictures import as_pil, picture
+from tests.vlm import make_vlm
+from tests.vlm_engine import Gateway, request
+
+SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=48, block_size=16, prefill_share=1.0)
+RUNTIME = RuntimeConfig(max_model_len=512, num_kv_blocks=128, memory_budget=2**30, encoder_cache_bytes=2**20, threads=1)
+STEPS = 12
+
+
+def requests(folder: Path) -> list[Request]:
+    """Two with pictures, of which one has the other's too, and a text that is sampled."""
+    gateway, shown = Gateway(folder), [as_pil(picture(90, 60, 0)), as_pil(picture(50, 80, 1))]
+    both = [{"type": "image"}, {"type": "text", "text": "or "}, {"type": "image"}]
+    prompts = [
+        gateway.prompt([{"role": "user", "content": both}], shown),
+        gateway.prompt([{"role": "user", "content": [*both[1:], {"type": "text", "text": "?"}]}], shown[1:]),
+    ]
+    found = [request(index, prompt, STEPS, scored=index == 0) for index, prompt in enumerate(prompts)]
+    sampling = SamplingParams(max_tokens=STEPS, temperature=0.8, seed=5, logprobs=3)
+    return [*found, Request(seq_id=2, prompt_ids=ints(list(range(3, 80))), sampling=sampling)]
+
+
+def recorded(folder: Path, runtime: RuntimeConfig) -> list[tuple[StepPlan, StepResult]]:
+    """Each step of an engine with one rank."""
+    executor, steps = load_executor(folder, runtime, SCHEDULER, lambda stage, done: None), []
+    scheduler = make_scheduler(SCHEDULER, executor.info)
+    for one in requests(folder):
+        scheduler.add(one, 0.0)
+    for _ in range(100):
+        plan = scheduler.plan(0.0) if scheduler.has_work() else None
+        if plan is None:
+            return steps
+        steps.append((plan, executor.execute(plan)))
+        scheduler.commit(steps[-1][1], 0.0)
+    raise AssertionError("the requests do not end")
+
+
+def replayed(folder: Path, runtime: RuntimeConfig, steps: list[StepPlan], ranks: Ranks) -> list[StepResult]:
+    """The same by this rank; results are rank 0's."""
+    runner, _ = load_runner(folder, runtime, SCHEDULER, lambda stage, done: None, ranks)
+    if ranks.collectives.rank == 0:
+        return [runner.run(plan) for plan in steps]
+    for plan in steps:
+        runner.follow(plan)
+    return []
+
+
+def assert_same(found: StepResult, expected: StepResult) -> None:
+    assert (found.step_id, found.token_ids, found.failed_slots) == (
+        expected.step_id,
+        expected.token_ids,
+        expected.failed_slots,
+    )
+    for mine, alone in ((found.sampled, expected.sampled), (found.scored, expected.scored)):
+        assert mine.top_offsets == alone.top_offsets
+        assert list(mine.chosen) == pytest.approx(list(alone.chosen), abs=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("name", ["llava-clip", "qwen3_vl", "gemma3"])
+def test_texts_and_pictures_are_answered_as_by_one_rank(tmp_path: Path, name: str, kernels: str) -> None:
+    make_vlm(tmp_path, name)
+    runtime = replace(RUNTIME, kernels=kernels)
+    steps = recorded(tmp_path, runtime)
+    assert sum(len(plan.encode.slots) for plan, _ in steps) == 2
+
+    def one(collectives: Collectives) -> list[StepResult]:
+        ranks = Ranks(collectives=collectives, ranks_here=2, agree=lambda facts: facts)
+        return replayed(tmp_path, runtime, [plan for plan, _ in steps], ranks)
+
+    found = on_shared_memory(2, one)[0] if kernels == "auto" else on_threads(2, one)[0]
+    for result, (_, expected) in zip(found, steps, strict=True):
+        assert_same(result, expected)
