@@ -149,17 +149,20 @@ def load_model(
     precision: Precision = EXACT,
     cache: WeightCache | None = None,
     collectives: Collectives | None = None,
+    *,
+    whole_experts: bool = False,
 ) -> LoadedModel:
     """Load a checkpoint, or of many ranks this one's share. `progress` is told the finished share of the weights, 0 to
     1. `length` is given `Decoder.own`, the bytes of the weights and `LoadedModel.kv_type`, and answers how many
     positions the decoder needs tables for. `precision` is that of the decoder; the image side is always exact. `cache`
-    is a folder for prepared weights of the decoder; only for weights in this machine's memory.
+    is a folder for prepared weights of the decoder; only for weights in this machine's memory. With `whole_experts` a
+    rank has some experts instead of columns of all.
 
     Raises CheckpointError for a checkpoint that is missing, damaged, inconsistent or not supported, PlanError for one
     that cannot be divided among the ranks.
     """
     opened, collectives = _open(path), Alone() if collectives is None else collectives
-    share = split(opened.config, collectives.size)[collectives.rank]
+    share = split(opened.config, collectives.size, whole_experts=whole_experts)[collectives.rank]
     config, table, side = opened.config, decoder_table(opened.config), opened.side
     decoder_count = sum(parameter.rows * (parameter.columns or 1) for parameter in table)
     count = decoder_count + (0 if side is None else side.num_parameters)
@@ -181,7 +184,7 @@ def load_model(
     positions = length(share.narrowed(config), weight_bytes, kv_type)
     return LoadedModel(
         config=config,
-        decoder=Decoder(config, parameters, ops, device, positions, dtype, collectives),
+        decoder=Decoder(config, parameters, ops, device, positions, dtype, collectives, share),
         vision=vision,
         weight_bytes=weight_bytes,
         kv_type=kv_type,

@@ -104,6 +104,9 @@ class RuntimeConfig:
     tensor_parallel_size: int = field(
         default=1, metadata={"help": "processes (ranks) that share every layer of the model on this machine"}
     )
+    enable_expert_parallel: bool = field(
+        default=False, metadata={"help": "give each rank some experts of a mixture instead of columns of all"}
+    )
     collective_timeout: float = field(
         default=60.0,
         metadata={"help": "seconds that a rank waits for another one within a step before all start again"},

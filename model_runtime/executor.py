@@ -108,6 +108,7 @@ def load_runner(
         precision,
         _weight_cache(runtime, ops),
         ranks.collectives,
+        whole_experts=runtime.enable_expert_parallel,
     )
     part = load_draft(model_path, scheduler, runtime, model, ops, device, precision)
     info = _agreed(_plan(model, part, describe(ops, device), runtime, scheduler, budget), ranks)

@@ -57,6 +57,8 @@ class Share:
     kv_heads: Part
     feed_forward: Part
     expert: Part
+    experts: Part
+    """Which experts it has, all or a part of the columns of each."""
     shared: Part
     vocabulary: Part
 
@@ -80,17 +82,14 @@ class Share:
         )
 
 
-def split(config: ModelConfig, size: int) -> tuple[Share, ...]:
-    """The shares of so many ranks. Raises PlanError where there is not enough to divide."""
-    _check(config, size)
+def split(config: ModelConfig, size: int, *, whole_experts: bool = False) -> tuple[Share, ...]:
+    """The shares of so many ranks; with `whole_experts` an expert belongs to one of them. Raises PlanError where there
+    is not enough to divide."""
+    _check(config, size, whole_experts)
     kv_heads, heads = _heads(config, size)
     work = [part.count * _head_work(config) for part in heads]
     feed_forward = _columns(config.intermediate_size, 3, work)
-    expert = shared = feed_forward
-    if config.experts is not None:
-        expert = _columns(config.experts.intermediate_size, 3 * config.experts.num_chosen, work)
-        work = [done + 3 * config.experts.num_chosen * part.count for done, part in zip(work, expert, strict=True)]
-        shared = _columns(config.experts.shared_size, 3, work)
+    expert, experts, shared = _experts(config, size, whole_experts, work)
     vocabulary = _vocabulary(config.vocab_size, size)
     return tuple(
         Share(
@@ -100,6 +99,7 @@ def split(config: ModelConfig, size: int) -> tuple[Share, ...]:
             kv_heads=kv_heads[rank],
             feed_forward=feed_forward[rank],
             expert=expert[rank],
+            experts=experts[rank],
             shared=shared[rank],
             vocabulary=vocabulary[rank],
         )
@@ -107,12 +107,15 @@ def split(config: ModelConfig, size: int) -> tuple[Share, ...]:
     )
 
 
-def _check(config: ModelConfig, size: int) -> None:
-    counts = [("query heads", config.num_heads), ("columns of a feed-forward block", config.intermediate_size)]
-    counts.append(("tokens", config.vocab_size))
+def _check(config: ModelConfig, size: int, whole_experts: bool) -> None:
+    counts = {"query heads": config.num_heads, "tokens": config.vocab_size, "columns": config.intermediate_size}
     if config.experts is not None:
-        counts.append(("columns of an expert", config.experts.intermediate_size))
-    for what, count in counts:
+        counts["columns of shared experts"] = config.experts.shared_size
+        counts["columns of an expert"] = size if whole_experts else config.experts.intermediate_size
+        counts["experts"] = config.experts.num_experts if whole_experts else size
+    elif whole_experts:
+        raise PlanError("the model has no experts: leave enable_expert_parallel out")
+    for what, count in counts.items():
         if count < size:
             raise PlanError(f"{count} {what} cannot be divided among {size} ranks: set tensor_parallel_size to less")
 
@@ -144,6 +147,21 @@ def _head_work(config: ModelConfig) -> int:
     share of the rows of its key/value head, and keys and values in the cache."""
     of_group = 2 * config.head_dim * config.num_kv_heads // config.num_heads
     return 2 * config.head_dim + of_group + 2 * config.head_dim * USUAL_KEYS // config.hidden_size
+
+
+def _experts(
+    config: ModelConfig, size: int, whole_experts: bool, work: Sequence[int]
+) -> tuple[list[Part], list[Part], list[Part]]:
+    """Columns of each expert, experts, and columns of the block beside them, of each rank; any for a model without."""
+    if config.experts is None:
+        return [Part(0, 1, 1)] * size, [Part(0, 1, 1)] * size, [Part(0, 1, 1)] * size
+    columns, count, chosen = config.experts.intermediate_size, config.experts.num_experts, config.experts.num_chosen
+    if whole_experts:
+        expert, experts = [Part(0, columns, columns)] * size, _parts(_divided(count, size), count)
+    else:
+        expert, experts = _columns(columns, 3 * chosen, work), [Part(0, count, count)] * size
+    usual = [3 * chosen * mine.count * some.count // count for mine, some in zip(expert, experts, strict=True)]
+    return expert, experts, _columns(config.experts.shared_size, 3, [a + b for a, b in zip(work, usual, strict=True)])
 
 
 def _columns(columns: int, work_of_column: int, work: Sequence[int]) -> list[Part]:

@@ -70,7 +70,7 @@ class LatentAttentionBlock:
         """[T, C] -> [T, C]; writes the step's keys and values to their slots in `kv`."""
         mixed_TX = self._mixed(ops, x_TC, rope, batch, kv)
         mixed_THV = mixed_TX.view(-1, self.shape.num_heads, self.shape.head_dim)[..., : self.latent.value_dim]
-        return _linear(ops, mixed_THV.flatten(1), self.output)
+        return _linear(ops, mixed_THV.flatten(1).contiguous(), self.output)
 
     def _mixed(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:
         """[T, H D]: mixed values, zeros behind each head's."""

@@ -2,7 +2,9 @@
 Called by the decoder, engine and worker processes.
 
 A token's result does not depend on the other tokens of the step: the router works row by row in exact or compiled
-operations, and a token's experts are added up in ascending order, whichever tokens they compute beside it.
+operations, and a token's experts are added up in ascending order, whichever tokens they compute beside it. Ranks have
+parts of all experts, or some of them wholly (expert parallelism); each adds up what it has of the experts and of the
+shared block, and the sum over ranks is one.
 
 Legend: T tokens, C hidden size, N experts in G groups of M, K experts chosen for a token from J groups, P pairs of a
 token and an expert.
@@ -35,7 +37,8 @@ def moe_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
     table = [replace(p, fewest_bits=32) for p in linear_table(f"{name}.router", router, config.hidden_size, bias=False)]
     table.append(Parameter(name=f"{name}.choice_bias", slots=(bias,)))
     for expert in range(experts.num_experts):
-        table += mlp_table(single, f"{name}.experts.{expert}", f"{key}.experts.{expert}", "expert")
+        parameters = mlp_table(single, f"{name}.experts.{expert}", f"{key}.experts.{expert}", "expert")
+        table += [replace(parameter, expert=expert) for parameter in parameters]
     return table + mlp_table(shared, f"{name}.shared", f"{key}.shared_experts", "shared")
 
 
@@ -81,8 +84,10 @@ class MixtureOfExperts:
         self.config = _experts(config)
         self.router = parameters.linear(f"{name}.router")
         self.choice_bias_N = parameters.vectors[f"{name}.choice_bias"]
-        indices = range(self.config.num_experts)
-        self.experts = [MLP(config, f"{name}.experts.{index}", parameters) for index in indices]
+        names = {index: f"{name}.experts.{index}" for index in range(self.config.num_experts)}
+        own = {index: key for index, key in names.items() if f"{key}.down.weight" in parameters.matrices}
+        self.experts = {index: MLP(config, key, parameters) for index, key in own.items()}
+        """Those of this rank."""
         self.shared = MLP(config, f"{name}.shared", parameters)
 
     def forward(self, ops: Ops, x_TC: Tensor) -> Tensor:
@@ -92,6 +97,8 @@ class MixtureOfExperts:
         logits_TN = ops.linear(wide_TC, self.router.weight, None)
         out_TC = self.shared.forward(ops, x_TC)
         for expert, row_P, weight_P1 in route(ops, logits_TN, self.choice_bias_N, self.config).shares():
+            if expert not in self.experts:
+                continue
             # no row comes twice, so each gets one addition here
             share_PC = self.experts[expert].forward(ops, x_TC[row_P]) * weight_P1
             out_TC.index_add_(0, row_P, share_PC.to(out_TC.dtype))

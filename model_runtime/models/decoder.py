@@ -15,7 +15,7 @@ from model_runtime.kv_store import KVLayer
 from model_runtime.models.layer import Layer, layer_stack, layer_table, wide_norm_table
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives
-from model_runtime.share import split
+from model_runtime.share import Share, split
 from model_runtime.weights.table import Parameter, Parameters, Slot
 
 TIED_HEAD_KEY = "lm_head.weight"
@@ -50,12 +50,14 @@ class Decoder:
         max_model_len: int,
         dtype: torch.dtype = torch.float32,
         collectives: Collectives | None = None,
+        share: Share | None = None,
     ) -> None:
-        """`dtype` is that of hidden states; the compiled CPU operations know float32 only. `parameters` are this rank's
-        share; without `collectives` there is one rank."""
+        """`dtype` is that of hidden states; the compiled CPU operations know float32 only. `parameters` are those of
+        `share`; without it there is one rank."""
         self.config, self.ops, self.dtype = config, ops, dtype
         self.collectives = Alone() if collectives is None else collectives
-        share = split(config, self.collectives.size)[self.collectives.rank]
+        share = split(config, 1)[0] if share is None else share
+        assert (share.rank, share.size) == (self.collectives.rank, self.collectives.size), "another rank's share"
         self.vocabulary = share.vocabulary
         self.rotations = Rotations(config.rope, max_model_len, device)
         self.local_table = None if config.local_rope is None else rope_table(config.local_rope, max_model_len, device)

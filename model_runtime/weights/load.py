@@ -134,9 +134,11 @@ def load_parameters(
     check_keys(table, source, ignorable)
     parameters = Parameters({}, {})
     for parameter in table:
-        if parameter.columns is not None:
+        if not parameter.belongs_to(share):
+            pass
+        elif parameter.columns is not None:
             parameters.matrices[parameter.name] = _packed(parameter, source, ops, device, precision, share)
-        elif share.rank == 0 or not parameter.only_first:
+        else:
             vector = _read(parameter, source, share).to(device).float()
             parameters.vectors[parameter.name] = vector + parameter.added if parameter.added else vector
         progress(parameter.rows * (parameter.columns or 1))

@@ -43,11 +43,19 @@ class Parameter:
     """As `Slot.split`, of columns; products with the parts of ranks are then summands of the whole."""
     only_first: bool = False
     """Rank 0 alone has it: it is added to such a sum."""
+    expert: int | None = None
+    """Which expert it belongs to: ranks may have some of them, and those wholly."""
 
     @property
     def rows(self) -> int:
         """N."""
         return sum(slot.rows for slot in self.slots)
+
+    def belongs_to(self, share: Share) -> bool:
+        """Whether a rank has a part of it."""
+        if self.expert is not None and share.experts.count < share.experts.total:
+            return share.experts.start <= self.expert < share.experts.stop
+        return share.rank == 0 or not self.only_first
 
     def columns_part(self, share: Share) -> slice:
         """The columns of a matrix that a rank has."""

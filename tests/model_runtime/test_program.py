@@ -85,9 +85,9 @@ def make_decoder(
         if parameter.columns is not None:
             chosen = ("q8_0", "float32", "q4_0")[seed % 3] if storage == "mixed" else storage
             parameters.matrices[parameter.name] = packed(ops, tensor, chosen)
-        elif share.rank == 0 or not parameter.only_first:
+        elif parameter.belongs_to(share):
             parameters.vectors[parameter.name] = tensor
-    return Decoder(config, parameters, ops, CPU, MAX_LEN, collectives=ranks)
+    return Decoder(config, parameters, ops, CPU, MAX_LEN, collectives=ranks, share=share)
 
 
 def make_batch(config: ModelConfig, spans: tuple[Span, ...] = ()) -> Batch:

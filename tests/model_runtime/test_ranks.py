@@ -72,8 +72,7 @@ def assert_same(found: StepResult, expected: StepResult) -> None:
         assert list(mine.chosen) == pytest.approx(list(alone.chosen), abs=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ["auto", "reference"])
-@pytest.mark.parametrize("name", ["llava-clip", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize(("name", "kernels"), [("llava-clip", "auto"), ("qwen3_vl", "reference"), ("gemma3", "auto")])
 def test_texts_and_pictures_are_answered_as_by_one_rank(tmp_path: Path, name: str, kernels: str) -> None:
     make_vlm(tmp_path, name)
     runtime = replace(RUNTIME, kernels=kernels)

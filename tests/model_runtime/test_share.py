@@ -17,6 +17,7 @@ LLAMA = replace(
     MODEL, vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8, head_dim=128
 )
 MIXTURE = replace(MODEL, num_kv_heads=4, experts=replace(EXPERTS, intermediate_size=96, shared_size=9))
+NARROW = replace(MIXTURE, experts=replace(EXPERTS, shared_size=9), num_heads=9, num_kv_heads=9)
 
 
 def parts(shares: tuple[Share, ...], axis: Axis) -> list[tuple[int, int]]:
@@ -54,9 +55,9 @@ def test_everything_belongs_to_one_rank(config: ModelConfig, size: int) -> None:
         "heads": config.num_heads,
         "feed_forward": config.intermediate_size,
         "vocabulary": config.vocab_size,
-        "expert": config.intermediate_size if experts is None else experts.intermediate_size,
-        "shared": config.intermediate_size if experts is None else experts.shared_size,
     }
+    if experts is not None:
+        totals |= {"expert": experts.intermediate_size, "shared": experts.shared_size}
     for axis, total in totals.items():
         found = parts(shares, axis)
         assert [0, *(stop for _, stop in found)] == [*(start for start, _ in found), total]
@@ -88,6 +89,21 @@ def test_fewer_columns_make_up_for_more_heads() -> None:
     assert [share.feed_forward.count for share in even] == [3584] * 4
 
 
+def test_whole_experts() -> None:
+    shares = split(MIXTURE, 3, whole_experts=True)
+    assert [(share.experts.start, share.experts.stop) for share in shares] == [(0, 4), (4, 8), (8, 12)]
+    assert {(share.expert.start, share.expert.stop) for share in shares} == {(0, 96)}
+    assert parts(shares, "shared")[-1][1] == 9
+    five_heads = replace(MIXTURE, num_kv_heads=1, num_heads=5, experts=replace(EXPERTS, shared_size=16))
+    five = split(five_heads, 5, whole_experts=True)
+    assert [share.experts.count for share in five] == [3, 3, 2, 2, 2]
+    assert five[0].shared.count <= five[4].shared.count
+    with pytest.raises(PlanError, match="the model has no experts"):
+        split(MODEL, 2, whole_experts=True)
+    with pytest.raises(PlanError, match="12 experts cannot be divided among 13 ranks"):
+        split(replace(five_heads, num_heads=16, num_kv_heads=16), 13, whole_experts=True)
+
+
 def test_a_part_of_wider_units() -> None:
     assert Part(2, 3, 3).of(192) == slice(128, 192)
     with pytest.raises(AssertionError, match="100 do not divide into 3 units"):
@@ -98,9 +114,14 @@ def test_a_part_of_wider_units() -> None:
     ("config", "size", "words"),
     [
         (SMOLLM2, 10, "9 query heads cannot be divided among 10 ranks"),
-        (replace(LLAMA, intermediate_size=3), 4, "3 columns of a feed-forward block"),
+        (replace(LLAMA, intermediate_size=3), 4, "3 columns cannot"),
         (replace(LLAMA, vocab_size=3), 4, "3 tokens"),
-        (replace(MIXTURE, experts=EXPERTS, num_heads=16, num_kv_heads=16), 9, "8 columns of an expert"),
+        (replace(MIXTURE, num_heads=16, num_kv_heads=16), 10, "9 columns of shared experts"),
+        (
+            replace(MIXTURE, experts=replace(EXPERTS, shared_size=9), num_heads=9, num_kv_heads=9),
+            9,
+            "8 columns of an expert",
+        ),
     ],
 )
 def test_what_cannot_be_divided_is_refused(config: ModelConfig, size: int, words: str) -> None:

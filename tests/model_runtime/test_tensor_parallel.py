@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.checkpoint import load_model
 from model_runtime.models.decoder import Decoder
 from model_runtime.ops import load_ops
@@ -43,8 +44,11 @@ def make(folder: Path, name: str) -> None:
         make_checkpoint(folder, family, overrides)
 
 
-def load(folder: Path, kernels: str, collectives: Collectives | None) -> Decoder:
-    return load_model(folder, load_ops(DEVICE, kernels), DEVICE, lambda done: None, collectives=collectives).decoder
+def load(folder: Path, kernels: str, collectives: Collectives | None, *, whole_experts: bool = False) -> Decoder:
+    ops = load_ops(DEVICE, kernels)
+    return load_model(
+        folder, ops, DEVICE, lambda done: None, collectives=collectives, whole_experts=whole_experts
+    ).decoder
 
 
 def logits(decoder: Decoder, texts: dict[int, list[int]]) -> dict[int, Tensor]:
@@ -60,13 +64,30 @@ def on_ranks(folder: Path, kernels: str, size: int, texts: dict[int, list[int]] 
     return on_threads(size, lambda collectives: logits(load(folder, kernels, collectives), texts))[0]
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in CASES), ("uneven", 3), ("deepseek", 3)])
 def test_logits_are_those_of_one_rank(tmp_path: Path, name: str, size: int) -> None:
     make(tmp_path, name)
     expected, found = logits(load(tmp_path, "reference", None), TEXTS), on_ranks(tmp_path, "reference", size)
     for index, text in TEXTS.items():
         assert found[index].shape == expected[index].shape == (len(text), 259)
+        assert (found[index] - expected[index]).abs().max().item() <= TOLERANCE
+        assert torch.equal(found[index].argmax(-1), expected[index].argmax(-1))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_may_have_whole_experts(tmp_path: Path, size: int) -> None:
+    make(tmp_path, "deepseek")
+    expected = logits(load(tmp_path, "auto", None), TEXTS)
+
+    def one(collectives: Collectives) -> dict[int, Tensor]:
+        decoder = load(tmp_path, "auto", collectives, whole_experts=True)
+        mixtures = [layer.mlp for layer in decoder.layers[1:]]
+        assert all(isinstance(mlp, MixtureOfExperts) and len(mlp.experts) == 12 // size for mlp in mixtures)
+        return logits(decoder, TEXTS)
+
+    found = on_threads(size, one)[0]
+    for index, text in TEXTS.items():
+        assert found[index].shape == (len(text), 259)
         assert (found[index] - expected[index]).abs().max().item() <= TOLERANCE
         assert torch.equal(found[index].argmax(-1), expected[index].argmax(-1))
 

@@ -80,7 +80,7 @@ def assert_reassembled(
     assembled = [Assembled(rows, torch.zeros_like(rows)) for rows in slots]
     for share, parameters in zip(shares, ranks, strict=True):
         found = numbers(parameters, parameter.name)
-        assert (found is None) == (parameter.only_first and share.rank > 0)
+        assert (found is not None) == parameter.belongs_to(share)
         if found is None:
             continue
         indices = [parameter.index(slot, share) for slot in parameter.slots]
@@ -89,15 +89,15 @@ def assert_reassembled(
             slot.add(part, index)
     for slot, declared in zip(assembled, parameter.slots, strict=True):
         is_cut = parameter.columns_split is not None or declared.split not in (None, "kv_heads")
-        once = is_cut or parameter.only_first
+        once = is_cut or parameter.only_first or parameter.expert is not None
         assert slot.times.min() >= 1 and (slot.times.max() == 1 or not once), f"{declared.key} is not divided"
 
 
 def assert_shares(
-    config: ModelConfig, source: TensorSource, size: int, precision: Precision = EXACT
+    config: ModelConfig, source: TensorSource, size: int, precision: Precision = EXACT, *, whole_experts: bool = False
 ) -> list[Parameters]:
     (all_of_it,) = split(config, 1)
-    whole, shares = load(config, source, all_of_it, precision), split(config, size)
+    whole, shares = load(config, source, all_of_it, precision), split(config, size, whole_experts=whole_experts)
     ranks = [load(config, source, share, precision) for share in shares]
     for parameter in decoder_table(config):
         assert_reassembled(parameter, whole, shares, ranks)
@@ -121,11 +121,16 @@ def test_floats(tmp_path: Path, family: str, overrides: dict[str, object], size:
     assert_shares(*folder(tmp_path), size)
 
 
+@pytest.mark.parametrize("whole_experts", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("overrides", [{}, {"q_lora_rank": None, "attention_bias": True, "tie_word_embeddings": True}])
-def test_latent_attention_and_experts(tmp_path: Path, overrides: dict[str, object], size: int) -> None:
+def test_latent_attention_and_experts(
+    tmp_path: Path, overrides: dict[str, object], size: int, whole_experts: bool
+) -> None:
     deepseek.make_model(overrides).save_pretrained(tmp_path)
-    assert_shares(*folder(tmp_path), size)
+    ranks = assert_shares(*folder(tmp_path), size, whole_experts=whole_experts)
+    experts = [sum(".experts." in name for name in rank.matrices) for rank in ranks]
+    assert experts == [2 * 2 * 12 // (size if whole_experts else 1)] * size
 
 
 @pytest.mark.parametrize("size", [2, 3])
