@@ -13,7 +13,8 @@ from server.schema.nesting import JsonObject
 from server.tools.use import ToolUse
 
 MAX_TOOLS = 128
-NAME_PATTERN = r"^[a-zA-Z0-9_\-]{1,64}$"
+NAME_PATTERN = r"^[a-zA-Z0-9_\-]{1,128}$"
+"""OpenAI allows half as many characters, Anthropic these."""
 FunctionName = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 

@@ -86,7 +86,7 @@ def nested(depth: int) -> dict[str, object]:
         ("model", ""),
         ("tools", [{"type": "function", "function": {"name": "f.g"}}]),
         ("tools", [{"type": "function", "function": {"name": ""}}]),
-        ("tools", [{"type": "function", "function": {"name": "x" * 65}}]),
+        ("tools", [{"type": "function", "function": {"name": "x" * 129}}]),
         ("tools", [{"type": "function", "function": {"name": "f", "parameters": []}}]),
         ("tools", [{"type": "function", "function": {"name": "f"}}] * 2),
         ("tools", [{"type": "function", "function": {"name": f"f{index}"}} for index in range(129)]),
