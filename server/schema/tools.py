@@ -93,7 +93,7 @@ ToolChoice = Annotated[
 class ToolFields(BaseModel):
     """Parameters about tools."""
 
-    tools: list[Tool] | None = Field(default=None, min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: ToolChoice | None = Field(
         default=None, description="default auto where there are tools; none: the model is not even told of them"
     )
@@ -129,7 +129,7 @@ class ToolFields(BaseModel):
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise BadRequest(f"tools[{index}]: there are two functions called {name}.", param="tools")
-        if self.tool_choice is not None and self.tool_choice != "none" and not names:
+        if self.tool_choice not in (None, "none", "auto") and not names:
             raise BadRequest("tool_choice is only allowed when there are tools.", param="tool_choice")
         for name in _named(self.tool_choice):
             if name not in names:

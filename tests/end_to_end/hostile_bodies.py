@@ -141,7 +141,6 @@ CHATS = {
     "top_logprobs alone": (_chat(top_logprobs=1), "top_logprobs"),
     "21 top_logprobs": (_chat(logprobs=True, top_logprobs=21), "top_logprobs"),
     "logprobs as a number": (_chat(logprobs=1), "logprobs"),
-    "empty tools": (_chat(tools=[]), "tools"),
     "a grammar": (_chat(guided_json={}), "guided_json"),
     "a response format": (_chat(response_format={"type": "sound"}), "response_format.type"),
 }

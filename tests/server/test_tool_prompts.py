@@ -13,7 +13,10 @@ from server.prompt.template import ChatTemplate
 from server.prompt.tool_form import ToolForm
 from server.schema.reasoning import ReasoningFields
 from tests.server import tool_templates
-from tests.server.fakes import make_tokenizer
+from tests.server.exchange import chat
+from tests.server.fakes import FakeEngine, make_app, make_tokenizer
+from tests.server.messages_case import send
+from tests.server.responses_case import respond
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOL: dict[str, Any] = {
@@ -179,6 +182,17 @@ def test_tools_and_results_are_data(template: str) -> None:
         return [id for id in prompt.ids if tokenizer.is_special(id)]
 
     assert specials(talk, [tool]) == specials(tame, [TOOL])
+
+
+def test_no_tools_are_as_good_as_none() -> None:
+    """Clients say so in more words than needed."""
+    engine = FakeEngine()
+    app, said = make_app(engine), {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
+    assert chat(app).status == chat(app, **said).status == 200
+    assert respond(app, input="hi").status == respond(app, input="hi", **said).status == 200
+    assert send(app).status == send(app, tools=[], tool_choice={"type": "auto"}).status == 200
+    prompts = [request.prompt_ids for request in engine.requests]
+    assert prompts[0::2] == prompts[1::2] and len(prompts) == 6
 
 
 def test_tools_count_towards_the_context() -> None:
