@@ -33,7 +33,7 @@ from server.grammar.compiler import token_trie
 from server.grammar.errors import GrammarError
 from server.grammar.grammar import Grammar
 from server.grammar.matchers import Matchers
-from server.grammar.worker import verdict_on
+from server.grammar.verdicts import verdict_on
 from server.models import ModelNotFound, resolve_model
 from server.options import OptionError
 from server.prompt.template import ChatTemplate

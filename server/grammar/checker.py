@@ -1,29 +1,32 @@
-"""Checks grammars before the engine sees them, in a process of their own, within a time limit. API process.
+"""Checks grammars before the engine sees them, in a process of their own, within limits of time. API process.
 
 The grammar library has no limit of its own for some schemas (`multipleOf` of a large number takes minutes), and some
-grammars overflow its stack. What happens then is that the process is replaced and the grammar is refused.
+grammars overflow its stack. Mostly a check takes a millisecond: so all begin in a few quick slots, and those few that
+take longer go on in slow ones, of which there are so few that quick ones are served beside them.
 """
 
 import asyncio
 import contextlib
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 
-import msgspec
-
 from scheduler.request import OutputGrammar
 from server.errors import BadRequest, Overloaded, Unavailable
+from server.grammar.check_process import CheckProcess, start_process
 from server.grammar.errors import GrammarError
-from server.grammar.frames import LENGTH_BYTES, Verdict, pack
+from server.grammar.frames import Verdict
 from server.grammar.grammar import Grammar
 from server.grammar.vocabulary import Vocabulary
 
 MAX_GRAMMAR_BYTES = 128 * 1024
 CHECK_SECONDS = 1.5
-START_SECONDS = 30.0
+QUICK_SECONDS = 0.1
+"""What takes longer goes on in a slow slot. 115 KB of schema take 0.12 s."""
+WAIT_SECONDS = 0.4
+"""For a quick slot: what waits longer gets 429, so that every answer comes within two seconds."""
+QUICK_SLOTS, SLOW_SLOTS = 4, 2
 MAX_WAITING = 64
-"""Grammars that wait for their turn; further ones get 429."""
+"""Grammars that are being checked or wait for it; further ones get 429."""
 MAX_KEPT = 64
 """Verdicts that are kept for grammars that come again."""
 
@@ -34,8 +37,8 @@ class ProcessChecker:
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         """`read_vocabulary` is called when the first grammar comes; it may raise ApiError or GrammarError."""
         self._read_vocabulary = read_vocabulary
-        self._start: asyncio.Task[asyncio.subprocess.Process] | None = None
-        self._turn = asyncio.Lock()
+        self._start: asyncio.Task[CheckProcess] | None = None
+        self._quick, self._slow = asyncio.Semaphore(QUICK_SLOTS), asyncio.Semaphore(SLOW_SLOTS)
         self._checks: dict[Grammar, asyncio.Task[Verdict]] = {}
         self._kept: OrderedDict[Grammar, Verdict] = OrderedDict()
 
@@ -45,7 +48,7 @@ class ProcessChecker:
             raise BadRequest(f"The grammar has {size} bytes; the limit is {MAX_GRAMMAR_BYTES}.", param=grammar.param)
         verdict = self._kept.get(grammar)
         if verdict is None:
-            # Others may wait for it too, and a question that was asked has to be answered: so it outlives its request.
+            # Others may wait for it too: so it outlives its request.
             verdict = await asyncio.shield(self._check(grammar))
         if verdict.grammar is None:
             raise BadRequest(f"{grammar.param}: {verdict.error}", param=grammar.param, code="invalid_grammar")
@@ -55,49 +58,74 @@ class ProcessChecker:
         if grammar not in self._checks:
             if len(self._checks) >= MAX_WAITING:
                 raise Overloaded(f"{MAX_WAITING} grammars wait to be checked; try again")
-            task = self._checks[grammar] = asyncio.create_task(self._in_turn(grammar))
-            task.add_done_callback(lambda _: self._checks.pop(grammar, None))
+            task = self._checks[grammar] = asyncio.create_task(self._verdict(grammar))
+            task.add_done_callback(lambda task: self._end(grammar, task))
         return self._checks[grammar]
 
-    async def _in_turn(self, grammar: Grammar) -> Verdict:
-        async with self._turn:
-            return await self._ask(grammar)
+    def _end(self, grammar: Grammar, task: "asyncio.Task[Verdict]") -> None:
+        del self._checks[grammar]
+        if not task.cancelled():
+            task.exception()  # seen, should whoever asked be gone
 
-    async def _ask(self, grammar: Grammar) -> Verdict:
-        """Twice where the process ends meanwhile: what ended it may have come before."""
+    async def _verdict(self, grammar: Grammar) -> Verdict:
+        """Twice where the process ends meanwhile, which it does for reasons of its own."""
         for _ in range(2):
             try:
-                process = await self._started()
+                return await self._in_turn(await self._started(), grammar)
             except GrammarError as error:
                 return Verdict(error=str(error))
-            try:
-                verdict = await _answer(process, pack(grammar), CHECK_SECONDS)
-            except TimeoutError:
-                await self._replace(process)
-                return Verdict(error=f"it takes more than {CHECK_SECONDS:g} s to compile")
-            except (OSError, EOFError):
-                await self._replace(process)
+            except EOFError:
                 continue
-            self._kept[grammar] = verdict
-            if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
-            return verdict
-        return Verdict(error="it is too complex to compile")
+        raise Unavailable("the process that checks grammars ends again and again")
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _in_turn(self, process: CheckProcess, grammar: Grammar) -> Verdict:
+        """Raises EOFError."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._quick.acquire()
+        except TimeoutError:
+            raise Overloaded("other grammars are being checked; try again") from None
+        check = asyncio.create_task(process.ask(grammar))
+        try:
+            try:
+                await asyncio.wait([check], timeout=QUICK_SECONDS)
+            finally:
+                self._quick.release()
+            if not check.done():
+                await self._go_on(check)
+            if not check.done():
+                return Verdict(error=f"it takes more than {CHECK_SECONDS:g} s to compile")
+            verdict = check.result()
+        finally:
+            check.cancel()
+        if verdict is None:
+            return Verdict(error="it is too complex to compile")
+        self._kept[grammar] = verdict
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return verdict
+
+    async def _go_on(self, check: "asyncio.Task[Verdict | None]") -> None:
+        if self._slow.locked():
+            raise Overloaded("other grammars that take long are being checked; try again")
+        async with self._slow:
+            await asyncio.wait([check], timeout=CHECK_SECONDS - QUICK_SECONDS)
+
+    async def _started(self) -> CheckProcess:
         """The process, ready. Raises Unavailable, GrammarError for a model that no grammar fits."""
         if self._start is None:
-            self._start = asyncio.create_task(_start_process(self._read_vocabulary()))
+            self._start = asyncio.create_task(start_process(self._read_vocabulary()))
+        start = self._start
         try:
-            return await asyncio.shield(self._start)
+            process = await asyncio.shield(start)
         except (OSError, EOFError) as error:  # TimeoutError is an OSError
             self._start = None
             raise Unavailable(f"the process that checks grammars does not start: {error}") from None
-
-    async def _replace(self, process: asyncio.subprocess.Process) -> None:
-        """A new one starts at once, so that the next grammar need not wait for it."""
-        await _end(process)
-        self._start = asyncio.create_task(_start_process(self._read_vocabulary()))
+        if process.is_running:
+            return process
+        if self._start is start:
+            self._start = None
+        return await self._started()
 
     async def aclose(self) -> None:
         """End the process; those who wait for a verdict are cancelled."""
@@ -107,38 +135,4 @@ class ProcessChecker:
         await asyncio.gather(*checks, return_exceptions=True)
         if self._start is not None:
             with contextlib.suppress(OSError, EOFError):
-                await _end(await self._start)
-
-
-async def _start_process(vocabulary: Vocabulary) -> asyncio.subprocess.Process:
-    """A worker that is ready. Raises OSError or EOFError."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "server.grammar.worker"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        await _answer(process, pack(vocabulary), START_SECONDS)
-    except BaseException:
-        await _end(process)
-        raise
-    return process
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.communicate()
-
-
-async def _answer(process: asyncio.subprocess.Process, frame: bytes, seconds: float) -> Verdict:
-    """Raises TimeoutError; OSError or EOFError when the process has ended."""
-    assert process.stdin is not None and process.stdout is not None, "made with pipes"
-    async with asyncio.timeout(seconds):
-        try:
-            process.stdin.write(frame)
-        except RuntimeError as error:  # that is how uvloop says that the pipe is closed
-            raise EOFError(str(error)) from None
-        await process.stdin.drain()
-        length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
-        return msgspec.msgpack.decode(await process.stdout.readexactly(length), type=Verdict)
+                await (await self._start).end()

@@ -8,6 +8,9 @@ from server.grammar.errors import GrammarError
 from server.grammar.vocabulary import Vocabulary
 
 NOTHING_MATCHES = "nothing matches it"
+CHECKED_STEPS = 32
+_SIGNS = '"{[:,'
+"""Of JSON, those first that lead to where most may follow."""
 _REGEX_FAULT = re.compile(
     r"(?:invalid regex \".*\" \(in regex\): )?regex parse error:\n    .*\n    ( *)\^+\nerror: (.*)"
 )
@@ -53,13 +56,20 @@ def compile_grammar(source: str, trie: LLTokenizer) -> LLMatcher:
     return matcher
 
 
-def check_start(matcher: LLMatcher) -> None:
-    """Raises GrammarError where no output has a first token. Lets other threads run meanwhile."""
-    mask = matcher.compute_bitmask()
-    if matcher.is_error():
-        raise GrammarError(_readable(matcher.get_error()))
-    if not any(mask):
-        raise GrammarError(NOTHING_MATCHES)
+def check_steps(matcher: LLMatcher, trie: LLTokenizer) -> None:
+    """Raises GrammarError where no output has a first token, or where the first `CHECKED_STEPS` tokens of one that has
+    as many signs as it can come to a limit. Takes the matcher there. Lets other threads run meanwhile."""
+    signs = [tokens[0] for sign in _SIGNS if len(tokens := trie.greedy_tokenize(sign)) == 1]
+    ends = sum(1 << token for token in trie.eos_tokens)
+    for step in range(CHECKED_STEPS):
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error():
+            raise GrammarError(_readable(matcher.get_error()))
+        if not step and not allowed:
+            raise GrammarError(NOTHING_MATCHES)
+        if not (going_on := allowed & ~ends):
+            break
+        matcher.consume_token(next((sign for sign in signs if going_on >> sign & 1), going_on.bit_length() - 1))
 
 
 def _readable(error: str) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from scheduler.request import OutputGrammar
 from server.grammar.errors import GrammarError
@@ -24,6 +24,8 @@ _SPACE = r" |\n[ \t]{0,16}"
 _ANY_TEXT = "TEXT: /(?s:.)*/"
 MAX_CALLS = 16
 """Of an output whose calls are written by a grammar: weak models repeat themselves for ever."""
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_TEMPERATURE = re.compile(r"^\s*[?!]?([\w-]+)\s*\[[^\]]*\btemperature\s*=", re.MULTILINE)
 _JSON_SIGN = re.compile(r'"[^"]*"|[{:, ]')
 _GAP = r"GAP: /[ \n]{1,4}/"
 """Between reasoning and answer."""
@@ -105,8 +107,12 @@ def _user_grammar(text: str) -> str:
     """Lark, or the EBNF of llama.cpp, which is translated."""
     if "%llguidance" in text:
         raise GrammarError("%llguidance may not be used")
+    if not _GBNF_RULE.search(text):
+        if found := _TEMPERATURE.search(text):
+            raise GrammarError(f"rule {found[1]!r}: temperature is not supported here; the request has one of its own")
+        return text
     try:
-        return str(any_to_lark(text))
+        return str(gbnf_to_lark(text))
     except Exception as error:  # the library's translator raises no narrower one
         raise GrammarError(str(error)) from error
 

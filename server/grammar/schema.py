@@ -15,6 +15,8 @@ Schema = dict[str, object] | bool
 
 MAX_DEPTH = 100
 """Objects and arrays of a schema within each other: some 50 nested objects."""
+MAX_OPTIONAL = 256
+"""Properties of one object that are not required: each may follow each, which takes the library time and memory."""
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 FORMATS = frozenset({"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 SCALAR_TYPES = TYPES - {"array", "object"}
@@ -94,6 +96,7 @@ class _Found:
         _check_types(schema, place)
         if any(map(_has_long_number, map(schema.get, VALUE_KEYS))):
             raise GrammarError(f"at {place}: numbers beyond 64 bits are not supported")
+        _check_optional(schema, place)
         if "$ref" in schema:
             self._note_reference(schema["$ref"], place)
 
@@ -135,10 +138,9 @@ class _Found:
         )
 
     def _object_can_end(self, schema: dict[str, object]) -> bool:
-        properties = schema.get("properties")
-        known = properties if isinstance(properties, dict) else {}
+        known = _properties(schema)
         other = True if "patternProperties" in schema else schema.get("additionalProperties", True)
-        return all(self.can_end(known.get(name, other)) for name in _list(schema.get("required")))
+        return all(self.can_end(known.get(str(name), other)) for name in _list(schema.get("required")))
 
     def _array_can_end(self, schema: dict[str, object]) -> bool:
         least, first = schema.get("minItems", 0), _list(schema.get("prefixItems"))
@@ -152,6 +154,11 @@ def _has_long_number(value: object) -> bool:
     if isinstance(value, dict | list):
         return any(map(_has_long_number, _children(value)))
     return isinstance(value, int) and not -(2**63) <= value < 2**64
+
+
+def _properties(schema: dict[str, object]) -> dict[str, object]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
 
 
 def _list(value: object) -> list[object]:
@@ -184,6 +191,16 @@ def _check_types(schema: dict[str, object], place: str) -> None:
         raise GrammarError(
             f"at {place}: the format {str(schema['format'])[:64]!r} is not supported; use one of "
             f"{', '.join(sorted(FORMATS))}, or a pattern"
+        )
+
+
+def _check_optional(schema: dict[str, object], place: str) -> None:
+    required = {name for name in _list(schema.get("required")) if isinstance(name, str)}
+    optional = len(_properties(schema).keys() - required)
+    if optional > MAX_OPTIONAL:
+        raise GrammarError(
+            f"at {place}: {optional} properties are not required, and at most {MAX_OPTIONAL} are supported; require "
+            "some of them, or divide the object"
         )
 
 

@@ -1,113 +1,133 @@
-"""The process that checks grammars: started by the API process when the first one comes (`checker.py`), ended when it
-takes too long. Whatever a grammar does to the library, it does it here.
+"""The process that checks grammars: started by the API process when the first one comes (`check_process.py`). Whatever
+a grammar does to the library, it does to a child of this process, which has one for each check.
 
-`python -m server.grammar.worker`: a `Vocabulary` on standard input, then one `Grammar` after the other, answered by a
-`Verdict` each on standard output. The end of standard input is the end of the process, whatever it is doing: a thread
-checks, the main one reads.
+`python -m server.grammar.worker`: a `Vocabulary` on standard input, then `Ask` and `Stop` as they come; on standard
+output `READY`, then an `Answer` to each `Ask`. The end of standard input is the end of the process and its children.
 """
 
-import json
+import gc
 import os
-import queue
-import re
 import resource
+import selectors
 import signal
 import threading
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 import msgspec
 import setproctitle
 from llguidance import LLTokenizer
 
 from server.child_entry import follow_parent
-from server.grammar.compiler import check_start, compile_grammar, token_trie
-from server.grammar.errors import GrammarError
-from server.grammar.frames import LENGTH_BYTES, Verdict, pack
-from server.grammar.grammar import Grammar
-from server.grammar.lark import output_grammar
-from server.grammar.schema import check_schema
+from server.grammar.compiler import token_trie
+from server.grammar.frames import LENGTH_BYTES, READY, Answer, Ask, Stop, pack, take_frames
+from server.grammar.verdicts import verdict_on
 from server.grammar.vocabulary import Vocabulary
 
 STACK_BYTES = 2 * 1024 * 1024
 """Of the checking thread: less than a thread of the engine has, so that what passes here does not overflow there."""
-MAX_MEMORY_BYTES = 2 * 1024**3
+MAX_MEMORY_BYTES = 2**30
+"""Of a child, all that it shares with this process included."""
 STDIN, STDOUT = 0, 1
-_OUR_PLACE = re.compile(r"^line \d+, column \d+: (?:failed to compile JSON schema: )?")
-"""In a grammar that `output_grammar` made means nothing to whoever asked for something else."""
 
 
-def _read(count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        if not (part := os.read(STDIN, min(count - len(data), 1 << 20))):
-            os._exit(0)
-        data += part
-    return data
+@dataclass(slots=True)
+class _Check:
+    """A child."""
+
+    number: int
+    pid: int
+    written: bytearray = field(default_factory=bytearray)
 
 
-def _read_frame() -> bytes:
-    return _read(int.from_bytes(_read(LENGTH_BYTES), "big"))
+class _Checks:
+    """The children, by the pipe that each writes its answer to."""
 
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary, self._trie = vocabulary, token_trie(vocabulary)
+        self._running: dict[int, _Check] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(STDIN, selectors.EVENT_READ)
 
-def verdict_on(grammar: Grammar, vocabulary: Vocabulary, trie: LLTokenizer) -> Verdict:
-    """Everything that can be found out before an output begins."""
-    try:
-        _check_schemas(grammar)
-        checked = output_grammar(grammar, vocabulary.special_literals())
-        check_start(compile_grammar(checked.source, trie))
-    except GrammarError as error:
-        return Verdict(error=_in_their_words(str(error), grammar))
-    return Verdict(grammar=checked)
-
-
-def _in_their_words(error: str, grammar: Grammar) -> str:
-    if grammar.kind == "grammar":
-        return error
-    message = _OUR_PLACE.sub("", error)
-    if message.startswith("oneOf constraints"):
-        return "oneOf is only supported where no output can match two of its schemas; use anyOf"
-    return message
-
-
-def _check_schemas(grammar: Grammar) -> None:
-    if grammar.kind == "json_schema":
-        check_schema(_parsed(grammar.text))
-    elif grammar.kind == "calls":
-        for call in json.loads(grammar.text)["calls"]:
-            try:
-                check_schema(call["schema"])
-            except GrammarError as error:
-                raise GrammarError(f"the parameters of {call['name']}: {error}") from None
-        if grammar.answer is not None:
-            _check_schemas(grammar.answer)
-    elif grammar.kind == "structural_tag":
-        for index, structure in enumerate(json.loads(grammar.text)["structures"]):
-            try:
-                check_schema(structure["schema"])
-            except GrammarError as error:
-                raise GrammarError(f"structures[{index}].schema: {error}") from None
-
-
-def _parsed(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"not JSON: {error}") from None
-
-
-def _write(verdict: Verdict) -> None:
-    frame = pack(verdict)
-    while frame:
-        frame = frame[os.write(STDOUT, frame) :]
-
-
-def _check(asked: "queue.SimpleQueue[Grammar]", vocabulary: Vocabulary) -> None:
-    try:
-        trie = token_trie(vocabulary)
-        _write(Verdict())  # ready
+    def serve(self) -> None:
+        """Until standard input ends."""
+        asked = bytearray()
         while True:
-            _write(verdict_on(asked.get(), vocabulary, trie))
+            for key, _ in self._selector.select():
+                data = os.read(key.fd, 1 << 20)
+                if key.fd != STDIN:
+                    self._hear(key.fd, data)
+                elif data:
+                    asked += data
+                    for frame in take_frames(asked):
+                        self._obey(msgspec.msgpack.decode(frame, type=Ask | Stop))
+                else:
+                    self._stop([*self._running.values()])
+                    return
+
+    def _obey(self, message: Ask | Stop) -> None:
+        if isinstance(message, Stop):
+            self._stop([check for check in self._running.values() if check.number == message.number])
+            return
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(ours)
+            _be_child(theirs, message, self._vocabulary, self._trie)
+        os.close(theirs)
+        self._running[ours] = _Check(message.number, pid)
+        self._selector.register(ours, selectors.EVENT_READ)
+
+    def _hear(self, pipe: int, data: bytes) -> None:
+        """From a child; nothing means that it has ended."""
+        check = self._running[pipe]
+        check.written += data
+        if data:
+            return
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        os.waitpid(check.pid, 0)
+        del self._running[pipe]
+        is_whole = bool(take_frames(bytearray(check.written)))
+        _write(STDOUT, bytes(check.written) if is_whole else pack(Answer(check.number, None)))
+
+    def _stop(self, checks: list[_Check]) -> None:
+        for check in checks:
+            os.kill(check.pid, signal.SIGKILL)
+
+
+def _be_child(pipe: int, asked: Ask, vocabulary: Vocabulary, trie: LLTokenizer) -> NoReturn:
+    """Check in a thread, whose stack is what it may take."""
+    try:
+        follow_parent(signal.SIGKILL)
+
+        def check() -> None:
+            _write(pipe, pack(Answer(asked.number, verdict_on(asked.grammar, vocabulary, trie))))
+
+        threading.stack_size(STACK_BYTES)
+        thread = threading.Thread(target=check, name="check")
+        thread.start()
+        thread.join()
     finally:
-        os._exit(1)
+        os._exit(0)
+
+
+def _write(pipe: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(pipe, data) :]
+
+
+def _read_vocabulary() -> Vocabulary:
+    """Raises EOFError."""
+    data = bytearray()
+    while not (frames := take_frames(data)):
+        missing = LENGTH_BYTES - len(data)
+        if missing <= 0:
+            missing = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big") - len(data)
+        if not (part := os.read(STDIN, min(missing, 1 << 20))):
+            raise EOFError
+        data += part
+    return msgspec.msgpack.decode(frames[0], type=Vocabulary)
 
 
 def main() -> None:
@@ -118,12 +138,13 @@ def main() -> None:
     setproctitle.setproctitle("firstlight: grammars")
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    vocabulary = msgspec.msgpack.decode(_read_frame(), type=Vocabulary)
-    asked: queue.SimpleQueue[Grammar] = queue.SimpleQueue()
-    threading.stack_size(STACK_BYTES)
-    threading.Thread(target=_check, args=(asked, vocabulary), daemon=True, name="check").start()
-    while True:
-        asked.put(msgspec.msgpack.decode(_read_frame(), type=Grammar))
+    try:
+        checks = _Checks(_read_vocabulary())
+    except EOFError:
+        return
+    gc.freeze()  # collections in children would copy what they share
+    _write(STDOUT, pack(READY))
+    checks.serve()
 
 
 if __name__ == "__main__":

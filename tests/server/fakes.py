@@ -21,7 +21,7 @@ from server.gateway_config import GatewayConfig
 from server.generation import Admission, GenerationRequest, RecoveryStats, RequestStream
 from server.grammar.compiler import token_trie
 from server.grammar.grammar import Grammar
-from server.grammar.worker import verdict_on
+from server.grammar.verdicts import verdict_on
 from server.prompt.source import TokenizerSource
 from server.prompt.tokenizer import Tokenizer
 from server.prompt.vocabulary import vocabulary_of

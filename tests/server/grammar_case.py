@@ -8,7 +8,7 @@ from scheduler.plan import ints
 from scheduler.request import Request, SamplingParams
 from server.grammar.grammar import Grammar
 from server.grammar.matchers import Matchers
-from server.grammar.worker import verdict_on
+from server.grammar.verdicts import verdict_on
 from server.prompt.tokenizer import Tokenizer
 from server.prompt.vocabulary import vocabulary_of
 from tests.server.fakes import EOS, TOKENIZER, LocalChecker

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -62,6 +63,60 @@ def test_what_takes_too_long_or_crashes_is_refused_and_others_go_on(monkeypatch:
     _run(session())
 
 
+def _slow(number: int) -> Grammar:
+    return Grammar(kind="json_schema", text=f'{{"type":"integer","multipleOf":{1234567 + number}}}')
+
+
+def test_slow_ones_are_answered_in_time_and_quick_ones_are_served_beside_them() -> None:
+    """Two go on to the end of their time, the others are told at once to come again."""
+
+    async def session() -> None:
+        process = make_checker()
+        try:
+            await process.check(GOOD)
+            slow = [asyncio.create_task(_error(process, _slow(number))) for number in range(6)]
+            quick = [_served(process, Grammar(kind="regex", text=f"a{{{number}}}")) for number in range(1, 7)]
+            await asyncio.gather(*quick)
+            errors = await asyncio.gather(*slow)
+            assert {error.status for error in errors} == {400, 429}
+            assert errors[0].message == "structured_outputs: it takes more than 1.5 s to compile"
+            assert (await process._started())._asked == {}
+        finally:
+            await process.aclose()
+
+    _run(session())
+
+
+async def _served(process: ProcessChecker, grammar: Grammar) -> None:
+    """As clients do: one that is told to come again does."""
+    for _ in range(100):
+        try:
+            await process.check(grammar)
+            return
+        except Overloaded:
+            await asyncio.sleep(0.05)
+    raise AssertionError("never served")
+
+
+def test_what_waits_too_long_for_its_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def session() -> None:
+        process = make_checker()
+        try:
+            await process.check(GOOD)
+            monkeypatch.setattr(checker, "WAIT_SECONDS", 0.01)
+            for _ in range(checker.QUICK_SLOTS):
+                await process._quick.acquire()
+            refused = await _error(process, Grammar(kind="regex", text="b"))
+            assert (refused.message, refused.retry_after) == ("other grammars are being checked; try again", 1)
+            process._quick.release()
+            monkeypatch.setattr(checker, "WAIT_SECONDS", 10.0)
+            await process.check(Grammar(kind="regex", text="b"))
+        finally:
+            await process.aclose()
+
+    _run(session())
+
+
 def test_verdicts_are_kept_and_requests_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     async def session() -> None:
         process = make_checker()
@@ -70,7 +125,7 @@ def test_verdicts_are_kept_and_requests_may_leave(monkeypatch: pytest.MonkeyPatc
             await asyncio.sleep(0)
             leaving.cancel()
             first = await process.check(GOOD)
-            monkeypatch.setattr(checker, "_answer", None)
+            monkeypatch.setattr(process, "_started", None)
             assert await process.check(GOOD) is first
         finally:
             await process.aclose()
@@ -113,7 +168,6 @@ def test_a_killed_process_is_replaced_and_no_grammar_blamed() -> None:
             await process.check(GOOD)
             running = await process._started()
             os.kill(running.pid, signal.SIGKILL)
-            await running.wait()
             assert (await process.check(Grammar(kind="regex", text="b"))).source.find("/b/") > 0
             assert (await process._started()).pid != running.pid
         finally:
@@ -138,15 +192,26 @@ def test_what_keeps_it_from_starting_is_said() -> None:
     _run(session())
 
 
-def test_the_process_ends_with_whoever_started_it() -> None:
-    async def session() -> int | None:
+def test_the_process_and_its_checks_end_with_whoever_started_it() -> None:
+    async def session() -> None:
         process = make_checker()
         await process.check(GOOD)
         running = await process._started()
-        assert running.stdin is not None
-        running.stdin.write(checker.pack(SLOW))
-        await running.stdin.drain()
-        running.stdin.close()
-        return await asyncio.wait_for(running.wait(), 5)
+        slow = asyncio.create_task(running.ask(SLOW))
+        while not (children := _children(running.pid)):
+            await asyncio.sleep(0.01)
+        stdin = running._process.stdin
+        assert stdin is not None
+        stdin.close()
+        assert await asyncio.wait_for(running._process.wait(), 5) == 0
+        with pytest.raises(EOFError):
+            await slow
+        async with asyncio.timeout(5):
+            while any(Path(f"/proc/{child}").exists() for child in children):
+                await asyncio.sleep(0.01)
 
-    assert _run(session()) == 0
+    _run(session())
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -13,7 +13,7 @@ from server.grammar.digits import MAX_DIGITS
 from server.grammar.errors import GrammarError
 from server.grammar.grammar import Grammar
 from server.grammar.matchers import MAX_COMPILED, Matchers
-from server.grammar.worker import verdict_on
+from server.grammar.verdicts import verdict_on
 from server.prompt.tokenizer import load_tokenizer
 from server.prompt.vocabulary import vocabulary_of
 from server.reasoning import ReasoningMarks
@@ -60,6 +60,8 @@ TAGS = json.dumps(
         ("choice", '["yes","no"]', "ye", False),
         ("choice", '["a<|im_start|>b"]', "a<|im_start|>b", True),
         ("grammar", 'start: "a" b*\nb: "c" | /[0-9]+/', "ac12c", True),
+        ("grammar", 'start[capture]: num "x"\nnum[lazy]: /[0-9]+;/', "1;x", True),
+        ("grammar", "root ::= item+\nitem ::= [a-c]", "ab", True),
         ("grammar", 'root ::= "yes" | [0-9]+', "42", True),
         ("grammar", 'root ::= "yes" | [0-9]+', "yes1", False),
         ("structural_tag", TAGS, "hm <f=x>12</f> and <f=x>3</f>.", True),
@@ -81,6 +83,9 @@ def test_outputs_of_every_kind(kind: str, text: str, output: str, expected: bool
         ("grammar", "start: a\nb: /[/", "line 1, column 8: unknown name"),
         ("grammar", "start: a\na: /[/", "line 2, column 4: at character 0 of a regular expression: unclosed"),
         ("grammar", 'start: start "a"', "nothing matches it"),
+        ("grammar", 'begin: "a"', "no start rule found"),
+        ("grammar", 'start[capture]: "a', "line 1, column 19: lexer error"),
+        ("grammar", "start: a\na[temperature=0.5]: /x/", "rule 'a': temperature is not supported here"),
         ("grammar", '%llguidance {}\nstart: "a"', "%llguidance may not be used"),
         ("grammar", "root ::= foo", "Rule 'foo' not found"),
         ("grammar", "root ::= (", "Expected ')'"),
@@ -98,6 +103,18 @@ def test_faults_are_named_with_their_place(kind: Any, text: str, message: str) -
     verdict = verdict_on(Grammar(kind=kind, text=text), checker.vocabulary, checker.trie)
     assert verdict.grammar is None
     assert verdict.error.startswith(message)
+
+
+OPTIONAL = [{"type": "object", "properties": {f"{name}{n}": {} for n in range(200)}} for name in "abc"]
+
+
+def test_what_would_fail_after_some_tokens_is_refused() -> None:
+    """Each of them is fine; together they have more continuations after a property than the library follows."""
+    checker = LocalChecker()
+    for schema, fine in ((OPTIONAL[0], True), ({"anyOf": OPTIONAL}, False)):
+        verdict = verdict_on(Grammar(kind="json_schema", text=json.dumps(schema)), checker.vocabulary, checker.trie)
+        assert (verdict.grammar is not None) is fine
+        assert fine or "items" in verdict.error
 
 
 def test_white_space_and_digits_are_bounded() -> None:

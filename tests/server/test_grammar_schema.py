@@ -5,7 +5,7 @@ import json
 import pytest
 
 from server.grammar.errors import GrammarError
-from server.grammar.schema import MAX_DEPTH, check_schema
+from server.grammar.schema import MAX_DEPTH, MAX_OPTIONAL, check_schema
 
 LINK = {"$ref": "#/$defs/node"}
 
@@ -47,6 +47,16 @@ def test_depth_is_limited() -> None:
     check_schema(nested(MAX_DEPTH))
     with pytest.raises(GrammarError, match="more than 100 levels"):
         check_schema(nested(MAX_DEPTH + 1))
+
+
+def test_the_number_of_optional_properties_is_limited() -> None:
+    names = [f"n{number}" for number in range(MAX_OPTIONAL + 1)]
+    schema = {"properties": {name: {} for name in names}, "required": names[:1]}
+    check_schema({"items": schema})
+    with pytest.raises(
+        GrammarError, match="at #/items: 257 properties are not required, and at most 256 are supported"
+    ):
+        check_schema({"items": schema | {"required": ["other"]}})
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.request import OutputGrammar
 from server.grammar.grammar import Grammar
-from server.grammar.worker import verdict_on
+from server.grammar.verdicts import verdict_on
 from server.wire import Event
 from tests.server.exchange import chat, complete
 from tests.server.fakes import FakeEngine, LocalChecker, make_app
