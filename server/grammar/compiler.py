@@ -14,6 +14,7 @@ _SIGNS = '"{[:,'
 _REGEX_FAULT = re.compile(
     r"(?:invalid regex \".*\" \(in regex\): )?regex parse error:\n    .*\n    ( *)\^+\nerror: (.*)"
 )
+_TOO_MANY_ITEMS = re.compile(r"Too many items|Current row has \d+ items")
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\):")
 LIMITS = LLParserLimits(
     max_items_in_row=2000,
@@ -77,6 +78,10 @@ def _readable(error: str) -> str:
     message = error.partition("\n   1 | ")[0].partition("\n<non-verbose/>")[0]
     if message in ("NoExtension", "NoExtensionBias"):
         return NOTHING_MATCHES
+    if _TOO_MANY_ITEMS.search(message):
+        return (
+            "at some place of an output too much may follow: too many alternatives, or properties that are not required"
+        )
     message = _REGEX_FAULT.sub(_regex_fault, message)
     return " ".join(_PLACE.sub(r"line \1, column \2:", message).split())
 

@@ -15,8 +15,10 @@ Schema = dict[str, object] | bool
 
 MAX_DEPTH = 100
 """Objects and arrays of a schema within each other: some 50 nested objects."""
-MAX_OPTIONAL = 256
+MAX_OPTIONAL = 100
 """Properties of one object that are not required: each may follow each, which takes the library time and memory."""
+MAX_EXACT = 2**53
+"""Beyond it not every integer is a float."""
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 FORMATS = frozenset({"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 SCALAR_TYPES = TYPES - {"array", "object"}
@@ -94,8 +96,11 @@ class _Found:
             for name, child in _subschemas(key, value, place):
                 self.visit(child, name)
         _check_types(schema, place)
-        if any(map(_has_long_number, map(schema.get, VALUE_KEYS))):
-            raise GrammarError(f"at {place}: numbers beyond 64 bits are not supported")
+        for key in VALUE_KEYS:
+            if (number := _inexact_number(schema.get(key))) is not None:
+                raise GrammarError(
+                    f"at {_at(place, key)}: {number} is not supported, as no 64-bit float is equal to it"
+                )
         _check_optional(schema, place)
         if "$ref" in schema:
             self._note_reference(schema["$ref"], place)
@@ -150,10 +155,13 @@ class _Found:
         return all(map(self.can_end, needed))
 
 
-def _has_long_number(value: object) -> bool:
+def _inexact_number(value: object) -> int | None:
+    """An integer that the library would take for another: it reads them as floats, and cuts them at 64 bits."""
     if isinstance(value, dict | list):
-        return any(map(_has_long_number, _children(value)))
-    return isinstance(value, int) and not -(2**63) <= value < 2**64
+        return next((found for child in _children(value) if (found := _inexact_number(child)) is not None), None)
+    if not isinstance(value, int) or abs(value) <= MAX_EXACT:
+        return None
+    return None if abs(value) < 2**64 and max(-(2**63), min(int(float(value)), 2**63 - 1)) == value else value
 
 
 def _properties(schema: dict[str, object]) -> dict[str, object]:

@@ -58,8 +58,12 @@ def _check_schemas(grammar: Grammar) -> None:
                 raise GrammarError(f"structures[{index}].schema: {error}") from None
 
 
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
 def _parsed(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"not JSON: {error}") from None

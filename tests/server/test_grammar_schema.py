@@ -27,9 +27,13 @@ LINK = {"$ref": "#/$defs/node"}
         ({"$ref": "http://example.com/a"}, "at #: $ref must point into the schema itself"),
         ({"$ref": 5}, "at #: $ref must point into the schema itself"),
         ({"items": {"$ref": "#/$defs/no"}}, "at #/items: '#/$defs/no' points to nothing"),
-        ({"items": {"const": [{"a": 2**64}]}}, "at #/items: numbers beyond 64 bits are not supported"),
-        ({"enum": [1, -(2**63) - 1]}, "at #: numbers beyond 64 bits are not supported"),
-        ({"maximum": 2**64}, "at #: numbers beyond 64 bits are not supported"),
+        (
+            {"items": {"const": [{"a": 2**64}]}},
+            f"at #/items/const: {2**64} is not supported, as no 64-bit float is equal",
+        ),
+        ({"enum": [1, -(2**63) - 1]}, f"at #/enum: -{2**63 + 1} is not supported"),
+        ({"enum": [2**53 + 1]}, f"at #/enum: {2**53 + 1} is not supported"),
+        ({"maximum": 2**63}, f"at #/maximum: {2**63} is not supported"),
         (True, "at #: a schema must be an object"),
         ([], "at #: a schema must be an object"),
     ],
@@ -54,7 +58,7 @@ def test_the_number_of_optional_properties_is_limited() -> None:
     schema = {"properties": {name: {} for name in names}, "required": names[:1]}
     check_schema({"items": schema})
     with pytest.raises(
-        GrammarError, match="at #/items: 257 properties are not required, and at most 256 are supported"
+        GrammarError, match="at #/items: 101 properties are not required, and at most 100 are supported"
     ):
         check_schema({"items": schema | {"required": ["other"]}})
 
@@ -90,7 +94,7 @@ def test_what_never_ends_is_refused(schema: dict[str, object]) -> None:
         | LINK,
         {"$ref": "#/$defs/a%20b~1c", "$defs": {"a b/c": {"enum": [1]}}},
         {"title": "A", "description": "b", "default": {"not": 1}, "examples": [1], "deprecated": True, "x-order": 3},
-        {"const": {"type": "hiccup", "a": [-(2**63), 2**64 - 1, True, 1e300]}},
+        {"const": {"type": "hiccup", "a": [-(2**63), 2**63 - 1, 2**60, True, 1e300]}},
         {"properties": {"not": {"type": "string"}, "$ref": {"type": "integer"}}},
     ],
 )
