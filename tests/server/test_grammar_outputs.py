@@ -1,6 +1,7 @@
 """What outputs with a grammar may say: every kind of grammar, bounds, drafts, reasoning, many sequences."""
 
 import json
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -123,8 +124,9 @@ def test_what_would_fail_after_some_tokens_is_refused() -> None:
 def test_white_space_and_digits_are_bounded() -> None:
     assert Writer("json_schema", "{}").write("[" + " " * 50) == "[ "
     assert Writer("json_schema", "{}").write("[\n" + " " * 50) == "[\n" + " " * 16
-    for number in ("1" * 99, "-0." + "1" * 99, "9" * 30 + "." + "9" * 99):
-        writer = Writer("json_schema", '{"type":"number"}')
+    numbers = ("1" * 99, "-0." + "1" * 99, "9" * 30 + "." + "9" * 99)
+    for schema, number in product(("{}", '{"type":"number"}'), numbers):
+        writer = Writer("json_schema", schema)
         written = writer.write(number)
         assert sum(sign.isdigit() for sign in written) == MAX_DIGITS
         assert writer.ends
@@ -163,6 +165,25 @@ def test_reasoning_may_come_first(special: bool) -> None:
         assert (writer.write(output) == output and writer.ends) is expected, output
     writer = Writer("json_schema", "{}", tokenizer, reasoning=THINK, is_reasoning=True)
     assert writer.write('"</think>' + "1" * 99) == '"</think>' + "1" * MAX_DIGITS
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_drafts_may_cross_the_beginning_of_the_answer(special: bool) -> None:
+    """Wherever they begin and end, masks behind them are those of an output that they were part of."""
+    tokenizer = make_tokenizer("<think>", "</think>") if special else TOKENIZER
+    text = '<think>Is it "x?</think>\n{"a":1,"b":["y"]}'
+    plain, drafted = (Writer("json_schema", SCHEMA, tokenizer, reasoning=THINK) for _ in range(2))
+    ids = plain.ids(text)
+    masks = []
+    for token in ids:
+        masks.append(plain.allowed())
+        plain.tokens.append(token)
+    for position, token in enumerate(ids):
+        for count in (0, 1, 3, 8):
+            end = min(position + count, len(ids) - 1)
+            assert drafted.allowed(ids[position:end]) == masks[end], (position, count)
+        drafted.tokens.append(token)
+    assert drafted.ends
 
 
 def test_sequences_follow_their_own_grammars_and_are_forgotten() -> None:
