@@ -28,6 +28,8 @@ STACK_BYTES = 2 * 1024 * 1024
 """Of the checking thread: less than a thread of the engine has, so that what passes here does not overflow there."""
 MAX_MEMORY_BYTES = 2**30
 """Of a child, all that it shares with this process included."""
+SLOW_AFTER_SECONDS, SLOW_NICENESS = 0.03, 15
+"""Checks that take longer give way to those that have just begun, and to the API process."""
 STDIN, STDOUT = 0, 1
 
 
@@ -107,6 +109,9 @@ def _be_child(pipe: int, asked: Ask, vocabulary: Vocabulary, trie: LLTokenizer) 
         threading.stack_size(STACK_BYTES)
         thread = threading.Thread(target=check, name="check")
         thread.start()
+        thread.join(SLOW_AFTER_SECONDS)
+        if thread.native_id is not None and thread.is_alive():
+            os.setpriority(os.PRIO_PROCESS, thread.native_id, SLOW_NICENESS)
         thread.join()
     finally:
         os._exit(0)
