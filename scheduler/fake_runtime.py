@@ -78,10 +78,15 @@ def sampling_of(sample: SampleRows, row: int) -> tuple[tuple[object, ...], set[i
 
 class FakeRuntime:
     """Slots of `num_blocks` blocks of `block_size` tokens, none written. With `whole_spans` no step may end inside a
-    span of an image."""
+    span of an image. The draft model is always right: the model itself, or a layer for multi-token prediction, which
+    takes the state at a position and the token behind it for the state there."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, whole_spans: bool = False) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, whole_spans: bool = False, next_token: bool = False
+    ) -> None:
         self._block_size = block_size
+        self._next_token: list[int] | None = [0] * (num_blocks * block_size) if next_token else None
+        """Of each slot the state that the layer has made there."""
         self._whole_spans = whole_spans
         self._encoded: dict[int, tuple[bytes, int]] = {}
         """By slot: content and number of embeddings."""
@@ -97,6 +102,8 @@ class FakeRuntime:
     def execute(self, plan: StepPlan, failing: "tuple[int, ...]" = ()) -> StepResult:
         """Compute a step, in which the jobs for the slots `failing` fail. Raises AssertionError where the plan is
         inconsistent or the cache holds the wrong text."""
+        if plan.by_draft_model and self._next_token is not None:
+            return self._result(plan, self._predict(plan, self._next_token), ())
         self._encode(plan, failing)
         tables = self._split_tables(plan)
         inputs = self._inputs(plan)
@@ -107,6 +114,24 @@ class FakeRuntime:
             states += self._compute(table, kv_len - query_len, rows)
         assert len(states) == len(plan.token_ids), "query_lens must sum to the number of tokens"
         return self._result(plan, states, failing)
+
+    def _predict(self, plan: StepPlan, made: list[int]) -> list[int]:
+        """The states of all rows: each is that of the model at its position, extended by the token behind it."""
+        states: list[int] = []
+        for table, query_len, kv_len in zip(self._split_tables(plan), plan.query_lens, plan.kv_lens, strict=True):
+            slots = [block * self._block_size + offset for block in table for offset in range(self._block_size)]
+            first = kv_len - query_len
+            for position, slot in enumerate(slots[:first]):
+                shares_block = (position + 1) % self._block_size  # else it depends on what follows the block
+                assert not shares_block or made[slot] == self._slots[slots[position + 1]], "a row was left out"
+            for slot in slots[first:kv_len]:
+                made[slot] = extend(self._slots[slot], plan.token_ids[len(states)])
+                states.append(made[slot])
+            known = [self._slots[slot] for slot in slots[first + 1 : kv_len]]
+            assert known == states[len(states) - query_len : -1], "a row has another token than the one that follows"
+        for row, slot in zip(plan.sample.rows, plan.state_slots, strict=True):
+            self._slots[slot] = states[row]
+        return states
 
     def _encode(self, plan: StepPlan, failing: tuple[int, ...]) -> None:
         for slot in plan.drop_slots:

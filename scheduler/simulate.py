@@ -43,6 +43,9 @@ COUNTERS = (
 SELF = SpeculativeConfig(method="self", num_speculative_tokens=4, num_draft_layers=1)
 """The fake runtime's draft model is always right, and uses the model's cache."""
 
+MTP = SpeculativeConfig(method="mtp", num_speculative_tokens=4)
+"""So is its layer for multi-token prediction, which has a cache of its own and needs the model's states."""
+
 Chosen = TypeVar("Chosen", CostModel, Load, SchedulerConfig)
 
 
@@ -83,12 +86,14 @@ class _World:
         self._live: dict[int, tuple[list[Part], Request, Oracle]] = {}
         kind = random.randrange(4)
         drafter = Clairvoyant(random, lambda seq_id: self._live[seq_id][2]) if kind == 0 else None
-        if kind == 1:
-            config = replace(config, speculative_config=SELF)
+        if kind in (1, 2):
+            config = replace(config, speculative_config=SELF if kind == 1 else MTP)
         self.scheduler = Scheduler(
             config, num_blocks=num_blocks, max_model_len=max_model_len, encoder=encoder, drafter=drafter
         )
-        self._runtime = FakeRuntime(num_blocks, config.block_size, whole_spans=encoder.whole_spans)
+        self._runtime = FakeRuntime(
+            num_blocks, config.block_size, whole_spans=encoder.whole_spans, next_token=kind == 2
+        )
         self._users = RequestMaker(random, pictures)
         self._max_total = min(max_model_len, num_blocks * config.block_size)
         self._arrivals = random.choice((0.1, 0.3, 0.5))
