@@ -4,8 +4,11 @@ up to a third of the time of a step of one sequence. Used by the loader and the 
 Linux gives such pages to whoever asks (madvise, transparent huge pages); elsewhere this is memory like any other.
 """
 
+import ctypes
 import math
 import mmap
+import os
+import sys
 from contextlib import suppress
 
 import torch
@@ -26,3 +29,16 @@ def huge_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the memory for as long as a view of it lives
     start = -whole.data_ptr() % HUGE_PAGE
     return whole[start : start + num_bytes].view(dtype).view(shape)
+
+
+def release_pages(part: Tensor) -> None:
+    """Give the whole pages of a contiguous part of a large tensor back to the system; they read as zeros until they are
+    written. Elsewhere than on Linux nothing happens."""
+    if sys.platform != "linux":
+        return
+    start = -(-part.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (part.data_ptr() + part.numel() * part.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > start:
+        libc = ctypes.CDLL(None, use_errno=True)
+        failed = libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+        assert not failed, f"madvise: {os.strerror(ctypes.get_errno())}"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.images import ImageStore
-from model_runtime.kv_store import KVLayer
+from model_runtime.kv_store import KVLayer, give_back
 from model_runtime.ops.registry import Ops
 from model_runtime.pooling import Norm, pooled_sums
 from scheduler.plan import PoolRows, RowLogprobs, SampleRows, ScoreRows, StepPlan, StepResult, doubles, floats, ints
@@ -75,6 +75,8 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step. Raises AssertionError where the plan contradicts itself; never because of what the model
         computes: rows that are not finite come back as FAILED_TOKEN, images that are not in `failed_slots`."""
+        if not plan.token_ids:
+            return self._relieve(plan)
         model, hidden_TC, failed_slots = self._forward(plan)
         token_ids, sampled = self._sample(model, hidden_TC, plan.sample)
         scored = self._score(hidden_TC, plan.score)
@@ -90,11 +92,21 @@ class Runner:
     @torch.inference_mode()
     def follow(self, plan: StepPlan) -> None:
         """This rank's part of a step whose result is rank 0's: the same forward, and logits of the same rows."""
+        if not plan.token_ids:
+            self._relieve(plan)
+            return
         model, hidden_TC, _ = self._forward(plan)
         if plan.sample.rows:
             _logits(model, hidden_TC, plan.sample.rows)
         for chunk in _score_chunks(plan.score):
             _logits(self._model, hidden_TC, chunk.rows)
+
+    def _relieve(self, plan: StepPlan) -> StepResult:
+        """Of a plan without tokens: memory goes back to the system, and nothing is computed."""
+        self._image_rows(plan)
+        give_back(self._kv if self._draft is None else [*self._kv, *self._draft.kv], plan.free_blocks)
+        nothing = RowLogprobs()
+        return StepResult(step_id=plan.step_id, token_ids=ints(), sampled=nothing, scored=nothing)
 
     def _forward(self, plan: StepPlan) -> "tuple[LanguageModel, Tensor, array[int]]":
         """The model that the plan wants, its hidden states [T, C], and the slots of images that failed."""

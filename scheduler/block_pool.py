@@ -50,6 +50,14 @@ class BlockPool:
         self._references[block] = 1
         return block
 
+    def forget_cached(self) -> list[int]:
+        """Make the cached blocks free; all that are free then."""
+        while self._cached:
+            block, _ = self._cached.popitem(last=False)
+            self._on_evict(block)
+            self._free.append(block)
+        return list(self._free)
+
     def retain(self, block: int) -> None:
         """One more sequence uses a cached or referenced block."""
         if self._references[block] == 0:

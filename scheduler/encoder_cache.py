@@ -99,6 +99,11 @@ class EncoderCache:
         self._free_slots.append(entry.slot)
         return entry.slot
 
+    def forget_unused(self) -> None:
+        """Take out what nobody has pinned."""
+        while self._unused:
+            self._drops.append(self.forget(next(iter(self._unused))))
+
     def take_drops(self) -> "array[int]":
         """int32: the slots that were evicted since the last call."""
         drops, self._drops = self._drops, ints()

@@ -105,6 +105,8 @@ class FakeRuntime:
         if plan.by_draft_model and self._next_token is not None:
             return self._result(plan, self._predict(plan, self._next_token), ())
         self._encode(plan, failing)
+        for block in plan.free_blocks:
+            self._slots[block * self._block_size : (block + 1) * self._block_size] = [0] * self._block_size
         tables = self._split_tables(plan)
         inputs = self._inputs(plan)
         self._check_writes(plan, tables)

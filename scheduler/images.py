@@ -158,6 +158,10 @@ class ImagePlanner:
         """The runtime keeps nothing of this image, which nobody has pinned."""
         self._cache.forget(key)
 
+    def forget_unused(self) -> None:
+        """Keep no embeddings that no running sequence needs."""
+        self._cache.forget_unused()
+
     def check(self, running: list[Sequence], waiting: list[Sequence]) -> None:
         """Assert that pins and pixels are exactly those that live sequences need."""
         pins: Counter[bytes] = Counter()

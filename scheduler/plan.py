@@ -196,6 +196,9 @@ class StepPlan:
     encode: ImageJobs = field(default_factory=ImageJobs)
     images: ImageSpans = field(default_factory=ImageSpans)
     pool: PoolRows = field(default_factory=PoolRows)
+    free_blocks: "array[int]" = field(default_factory=ints)
+    """int32: blocks with nothing in them that anybody will read, whose memory may go back to the system. Only in a plan
+    without tokens, which computes nothing."""
     by_draft_model: bool = False
     """The draft model computes the step, not the model."""
     state_slots: "array[int]" = field(default_factory=ints)

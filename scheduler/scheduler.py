@@ -7,6 +7,7 @@ and a sequence whose last known token is computed samples the next one.
 
 from array import array
 from bisect import insort
+from dataclasses import replace
 from math import inf
 
 from scheduler import policy
@@ -19,7 +20,7 @@ from scheduler.invariants import check_queues
 from scheduler.kv_blocks import KVBlocks
 from scheduler.masks import TokenMasks
 from scheduler.outcome import failure, logprob_at, pooled_event, take_tokens, token_event, whereabouts
-from scheduler.plan import StepPlan, StepResult
+from scheduler.plan import StepPlan, StepResult, ints
 from scheduler.plan_builder import PlanBuilder, Planned
 from scheduler.pooling import take_sums
 from scheduler.request import FinishReason, Request, TokenEvent
@@ -114,6 +115,16 @@ class Scheduler:
         self._step_id += 1
         plan, self._planned = builder.build(self._step_id, *self._images.take_jobs())
         return plan
+
+    def plan_relief(self) -> StepPlan:
+        """A step without tokens, for when memory is scarce: the runtime forgets all images and blocks that are only
+        kept for those who may want them again. To be committed like any other."""
+        assert self._planned is None, f"step {self._step_id} was planned and not committed"
+        self._images.forget_unused()
+        self._step_id += 1
+        builder = PlanBuilder(self._config.block_size, self._sampled, self._images.slot)
+        plan, self._planned = builder.build(self._step_id, *self._images.take_jobs())
+        return replace(plan, free_blocks=ints(self._kv.pool.forget_cached()))
 
     def commit(self, result: StepResult, now: float) -> None:
         """Take the result of the step that was planned last, then end what is past its deadline."""

@@ -110,6 +110,8 @@ class _World:
             self._add()
         self._maybe_abort()
         self._now += self._random.random()
+        if self._random.random() < 0.01:
+            self._execute(self.scheduler.plan_relief())
         plan = self.scheduler.plan(self._now)
         self._check()
         assert (plan is not None) == self.scheduler.has_work(), "work without a plan, or a plan without work"

@@ -29,6 +29,7 @@ from server.grammar.checker import ProcessChecker
 from server.grammar.vocabulary import Vocabulary
 from server.http_protocol import bounded_protocol
 from server.images import ImagePipeline
+from server.memory_guard import CHECK_SECONDS, MemoryGuard
 from server.models import resolve_model
 from server.prompt.image_source import load_tokenizer_for, read_images
 from server.prompt.tokenizer import Tokenizer
@@ -84,6 +85,7 @@ class Gateway:
 
     def __init__(self, start: ChildStart, listener: socket.socket) -> None:
         config = start.config
+        self._memory = MemoryGuard(config.process.min_free_memory)
         client = FaultyClient if config.process.fault_hooks else EngineClient
         self._client = client(
             bind(zmq.asyncio.Context(), socket_address(start.run_dir)),
@@ -91,6 +93,7 @@ class Gateway:
             max_unread_events=config.gateway.max_unread_events,
             max_queued_image_bytes=config.images.max_queued_image_bytes,
             stall_timeout=config.process.stall_timeout,
+            memory=self._memory,
             url=_url(listener),
             on_drain=self._start_drain,
         )
@@ -129,14 +132,14 @@ class Gateway:
         self._server.should_exit = True
 
     async def run(self) -> None:
-        """Serve until drained. A fault of the receive loop ends the process."""
-        receiving = asyncio.get_running_loop().create_task(self._client.run())
-        receiving.add_done_callback(self._stop)
-        reporting = asyncio.get_running_loop().create_task(self._client.report_health())
-        reporting.add_done_callback(self._stop)
+        """Serve until drained. A fault of what runs beside it ends the process."""
+        work = (self._client.run(), self._client.report_health(), self._watch_memory())
+        tasks = [asyncio.get_running_loop().create_task(part) for part in work]
+        for task in tasks:
+            task.add_done_callback(self._stop)
         more = [self._listener.dup() for _ in range(ACCEPTS_PER_PASS - 1)]
         await self._server.serve(sockets=[self._listener, *more])
-        for task in (receiving, reporting):
+        for task in tasks:
             task.remove_done_callback(self._stop)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -144,6 +147,12 @@ class Gateway:
         await self._grammars.aclose()
         if self._images is not None:
             await self._images.aclose()
+
+    async def _watch_memory(self) -> None:
+        while True:
+            if self._memory.look() and self._memory.is_scarce and self._images is not None:
+                self._images.forget_unused()
+            await asyncio.sleep(CHECK_SECONDS)
 
     def _stop(self, task: "asyncio.Task[None]") -> None:
         self._server.should_exit = True

@@ -20,6 +20,7 @@ from server.client_stream import ClientStream
 from server.engine_link import NOWHERE, EngineLink, EngineNonsense
 from server.errors import BadRequest, Overloaded, Unavailable
 from server.generation import GenerationRequest, RecoveryStats
+from server.memory_guard import MemoryGuard
 from server.quarantine import Quarantine
 from server.replay import Live, LiveSequences
 from server.wire_submit import submits_of, with_images
@@ -56,12 +57,13 @@ class EngineClient:
         max_unread_events: int,
         max_queued_image_bytes: int,
         stall_timeout: float,
+        memory: MemoryGuard,
         url: str,
         on_drain: Callable[[float], None],
     ) -> None:
         self._link, self._config = EngineLink(socket, stall_timeout), config
         self._max_unread_events = max_unread_events
-        self._url, self._on_drain = url, on_drain
+        self._memory, self._url, self._on_drain = memory, url, on_drain
         self._watched = False
         self._sequences = LiveSequences()
         self._quarantine = Quarantine()
@@ -101,10 +103,15 @@ class EngineClient:
     def is_full(self) -> bool:
         """A new request would be refused for now."""
         try:
-            self._require_places(1)
+            self._require_room()
         except Overloaded:
             return True
         return False
+
+    def _require_room(self) -> None:
+        """For a new request. Raises Overloaded."""
+        self._memory.require()
+        self._require_places(1)
 
     def _refusal(self) -> str | None:
         """Why new requests are not taken. Once there was an engine they wait for the next one like the others; the
@@ -117,7 +124,7 @@ class EngineClient:
         """Take a place for one sequence. Raises Overloaded or Unavailable."""
         if reason := self._refusal():
             raise Unavailable(reason)
-        self._require_places(1)
+        self._require_room()
         self.reserved += 1
         return Admission(self, time.monotonic() + self._config.request_timeout)
 

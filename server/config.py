@@ -44,6 +44,14 @@ class ProcessConfig:
     step_timeout: float = field(
         default=120.0, metadata={"help": "seconds that one step of the engine may take before it counts as stuck"}
     )
+    min_free_memory: int = field(
+        default=128 * 1024 * 1024,
+        metadata={
+            "help": "memory of the machine or container that stays free: with less, new requests get 429, with twice as "
+            "much or less caches are emptied; 0: do not look",
+            "unit": "bytes",
+        },
+    )
     fault_hooks: bool = field(
         default=False,
         metadata={"help": "for tests only: requests with the cache salt fault:ACTION@POINT do that (server/faults.py)"},
@@ -56,8 +64,8 @@ class ProcessConfig:
         """Raises ValueError that names the field and the rule."""
         if not 0 <= min(self.port, self.health_port) <= max(self.port, self.health_port) <= 65535:
             raise ValueError("port and health_port must be from 0 to 65535")
-        if self.shutdown_timeout < 0:
-            raise ValueError("shutdown_timeout must not be negative")
+        if min(self.shutdown_timeout, self.min_free_memory) < 0:
+            raise ValueError("shutdown_timeout and min_free_memory must not be negative")
         if min(self.stall_timeout, self.step_timeout) <= 0:
             raise ValueError("stall_timeout and step_timeout must be positive")
 

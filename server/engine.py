@@ -25,6 +25,7 @@ from server import wire
 from server.grammar.errors import GrammarError
 from server.grammar.matchers import Matchers
 from server.grammar.vocabulary import Vocabulary
+from server.memory_guard import MemoryGuard
 from server.prompt.image_source import load_tokenizer_for, read_images
 from server.prompt.vocabulary import vocabulary_of
 from server.wire_submit import unpack_images
@@ -44,11 +45,12 @@ class EngineLoop:
         executor: Executor,
         matchers: Matchers,
         generation: int,
+        memory: MemoryGuard,
         on_pass: Callable[[], None],
     ) -> None:
         """`on_pass` is called whenever the loop comes round."""
         self._socket, self._scheduler, self._executor, self._generation = socket, scheduler, executor, generation
-        self._on_pass, self._matchers = on_pass, matchers
+        self._on_pass, self._matchers, self._memory = on_pass, matchers, memory
         self._refusals: list[wire.Event] = []
         self._last_publish = 0.0
         self._last_step_time = 0.0
@@ -61,10 +63,15 @@ class EngineLoop:
             self._on_pass()
             self._drain_inbox()
             self._add_compiled()
+            self._relieve_memory()
             plan = self._plan()
             if plan is not None:
                 self._commit(self._execute(plan))
             self._publish()
+
+    def _relieve_memory(self) -> None:
+        if self._memory.look() and self._memory.is_scarce:
+            self._commit(self._execute(self._scheduler.plan_relief()))
 
     def _plan(self) -> StepPlan | None:
         return self._scheduler.plan(time.monotonic())

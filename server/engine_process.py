@@ -19,6 +19,7 @@ from server.config import ServeConfig
 from server.engine import EngineLoop, make_scheduler, read_vocabulary
 from server.engine_faults import FaultyLoop
 from server.grammar.matchers import Matchers
+from server.memory_guard import MemoryGuard
 from server.models import resolve_model
 from server.pulse import Pulse
 
@@ -35,7 +36,8 @@ def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int, pul
     matchers = Matchers(partial(read_vocabulary, path, executor.info))
     scheduler = make_scheduler(config.scheduler, executor.info, matchers)
     loop = FaultyLoop if config.process.fault_hooks else EngineLoop
-    return loop(socket, scheduler, executor, matchers, generation, pulse.loop)
+    memory = MemoryGuard(config.process.min_free_memory)
+    return loop(socket, scheduler, executor, matchers, generation, memory, pulse.loop)
 
 
 def main() -> None:

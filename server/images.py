@@ -77,6 +77,10 @@ class ImagePipeline:
         self._pool.shutdown(wait=False, cancel_futures=True)
         await self._fetcher.aclose()
 
+    def forget_unused(self) -> None:
+        """Drop the images that are only kept for those who may send them again."""
+        self._cache.clear()
+
     async def prepare(self, urls: Sequence[str], salt: bytes) -> tuple[PreparedImage, ...]:
         """The images of one request, in order. Requests with different salts share nothing, not even time.
 
@@ -238,6 +242,12 @@ class _Cache:
             if key in self._images:
                 self._images.move_to_end(key)
             return self._images.get(key)
+
+    def clear(self) -> None:
+        """Drop all."""
+        with self._lock:
+            self._images.clear()
+            self._used = 0
 
     def put(self, image: PreparedImage) -> PreparedImage:
         """The image, with the pixels that other requests have of it, if they have: so they are in memory once, however

@@ -2,11 +2,14 @@
 
 import gc
 import mmap
+from array import array
+from pathlib import Path
 
 import pytest
 import torch
 
 from model_runtime.huge_pages import HUGE_PAGE, huge_empty
+from model_runtime.kv_store import allocate, give_back
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -30,3 +33,36 @@ def test_a_view_keeps_the_memory() -> None:
 def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345, raising=False)
     assert huge_empty((HUGE_PAGE,), torch.int8).fill_(3).sum() == 3 * HUGE_PAGE
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's account of memory")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_blocks_give_their_memory_back(dtype: torch.dtype) -> None:
+    """All but block 20 and its neighbours' shared pages; what it holds stays, and the others can be written again."""
+    kv = allocate(
+        num_layers=2,
+        num_blocks=64,
+        num_kv_heads=4,
+        head_dim=64,
+        block_size=128,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    for layer in kv:
+        layer.key_NHDB.fill_(7)
+        layer.value_NHBD.fill_(9)
+    pool_bytes = sum(pool.numel() * pool.element_size() for layer in kv for pool in (layer.key_NHDB, layer.value_NHBD))
+    before = anonymous_bytes()
+    give_back(kv, array("i", [*range(63, 20, -1), *range(20)]))
+    freed = before - anonymous_bytes()
+    assert freed > 0.8 * pool_bytes, f"{freed} of {pool_bytes} bytes"
+    for layer in kv:
+        assert layer.key_NHDB[20].eq(7).all() and layer.value_NHBD[20].eq(9).all()
+        assert layer.key_NHDB[40].eq(0).all()
+        layer.key_NHDB[40].fill_(3)
+        assert layer.key_NHDB[40].eq(3).all()
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))

@@ -19,6 +19,7 @@ from server.client import EngineClient
 from server.engine_link import bind
 from server.errors import Overloaded, Unavailable
 from server.generation import GenerationRequest
+from server.memory_guard import MemoryGuard
 
 STATS = wire.Stats(
     generation=0,
@@ -68,6 +69,7 @@ class Wires:
             max_unread_events=MAX_UNREAD,
             max_queued_image_bytes=MAX_IMAGE_BYTES,
             stall_timeout=60,
+            memory=MemoryGuard(0),
             url="",
             on_drain=lambda timeout: None,
         )

@@ -21,6 +21,7 @@ from server import wire
 from server.engine import EngineLoop
 from server.generation import GenerationRequest
 from server.grammar.matchers import Matchers
+from server.memory_guard import MemoryGuard
 from server.prompt.vocabulary import vocabulary_of
 from server.wire_submit import submits_of, with_images
 from tests.scheduler.driving import answer
@@ -71,7 +72,7 @@ def inbox() -> Iterator[Inbox]:
     limits = EncoderLimits(cache_bytes=10_000, bytes_per_embedding=4)
     matchers = Matchers(lambda: vocabulary_of(TOKENIZER, TOKENIZER.vocab_size, [EOS]))
     scheduler = Scheduler(SchedulerConfig(), num_blocks=64, max_model_len=256, encoder=limits, masks=matchers)
-    loop = EngineLoop(engine, scheduler, cast(Executor, NoModel), matchers, 0, lambda: None)
+    loop = EngineLoop(engine, scheduler, cast(Executor, NoModel), matchers, 0, MemoryGuard(0), lambda: None)
     yield Inbox(loop, gateway)
     gateway.close(linger=0)
     engine.close(linger=0)
