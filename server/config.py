@@ -47,8 +47,8 @@ class ProcessConfig:
     min_free_memory: int = field(
         default=128 * 1024 * 1024,
         metadata={
-            "help": "memory of the machine or container that stays free: with less, new requests get 429, with twice as "
-            "much or less caches are emptied; 0: do not look",
+            "help": "memory of the machine or container that stays free: with less, new requests get 429; below "
+            "twice as much, caches are emptied; 0: do not look",
             "unit": "bytes",
         },
     )

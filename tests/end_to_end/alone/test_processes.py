@@ -97,6 +97,7 @@ def test_sigkill_of_the_supervisor_leaves_nothing(own_server: Server, stopped: t
 
 
 def test_sigterm_drains(own_server: Server) -> None:
+    """Whatever was accepted is finished, also by another engine."""
     body = {"model": own_server.model, "prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
     with own_server.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
         events = sse_events(response.iter_lines())
@@ -106,11 +107,28 @@ def test_sigterm_drains(own_server: Server) -> None:
         own_server.wait_for(lambda: not own_server.is_ready(), 2, "unreadiness")
         refused = httpx.post(own_server.url + "/v1/completions", json=body, timeout=10)
         assert refused.status_code == 503
+        own_server.children()["engine"].kill()
         rest = list(events)
     assert rest[-1] == {"done": True}
     finishes = [choice["finish_reason"] for event in rest[:-1] for choice in event["choices"]]  # type: ignore[attr-defined]
     assert finishes[-1] == "length"
     assert own_server.process.wait(10) == 0
+
+
+def test_the_time_to_drain_is_limited() -> None:
+    events: list[dict[str, object]] = []
+    started = threading.Event()
+    with run_server("--shutdown-timeout", "1") as server:
+        reader = threading.Thread(target=_read_stream, args=(server, events, started))
+        reader.start()
+        assert started.wait(30)
+        server.process.send_signal(signal.SIGTERM)
+        begin = time.monotonic()
+        assert server.process.wait(10) == 0
+        assert 1 <= time.monotonic() - begin < 6
+        reader.join(10)
+    assert set(events[-2]) == {"error"}
+    assert events[-1] == {"done": True}
 
 
 def test_second_sigterm_hastens(own_server: Server) -> None:
