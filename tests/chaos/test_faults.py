@@ -1,5 +1,7 @@
 """Faults that no engine must die of, and a gateway that is kept from its work, on one server."""
 
+import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,10 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from server.faults import DELAY_SECONDS
 from tests.chaos.kills import chaos_server
 from tests.end_to_end.conftest import Server
 from tests.end_to_end.showing import picture, shows
-from tests.end_to_end.test_conversation import CHAT
+from tests.end_to_end.test_conversation import CHAT, COMPLETIONS
 
 STALL_SECONDS = 3.0
 
@@ -29,15 +32,16 @@ def asks(server: Server, seed: int, salt: str = "") -> Any:
     return server.http.post(CHAT, json=body | ({"cache_salt": salt} if salt else {}))
 
 
+def text(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [("corrupt@logits", "output was not finite"), ("corrupt@features", "an image could not be encoded")],
 )
 def test_what_is_not_sound_fails_alone(faulty: Server, fault: str, message: str) -> None:
-    def text(response: httpx.Response) -> str:
-        assert response.status_code == 200, response.text
-        return str(response.json()["choices"][0]["message"]["content"])
-
     alone = [text(asks(faulty, seed)) for seed in range(3)]
     with ThreadPoolExecutor(4) as pool:
         spoilt = pool.submit(asks, faulty, 7, f"fault:{fault}")
@@ -47,6 +51,13 @@ def test_what_is_not_sound_fails_alone(faulty: Server, fault: str, message: str)
     assert message in failed.json()["error"]["message"]
     assert faulty.metrics()["engine_restarts_total"] == 0
     faulty.wait_for(faulty.is_idle, 5, "idleness")
+
+
+def test_a_long_step_is_no_stall(faulty: Server) -> None:
+    before = time.monotonic()
+    assert text(asks(faulty, 2, "fault:delay@execute"))
+    assert time.monotonic() - before > DELAY_SECONDS
+    assert faulty.metrics()["engine_restarts_total"] == 0
 
 
 def test_probes_do_not_wait_for_a_blocked_loop(faulty: Server, free_port: int) -> None:
@@ -69,3 +80,17 @@ def test_probes_do_not_wait_for_a_blocked_loop(faulty: Server, free_port: int) -
         assert blocked.result().status_code == 200
         faulty.wait_for(lambda: probe.get("/health/ready").status_code == 200, 5, "readiness")
         assert probe.get("/health/live").status_code == 200
+
+
+def test_an_engine_that_talks_nonsense_is_replaced(faulty: Server) -> None:
+    """Once: the client that asked for it leaves."""
+    host, port = faulty.url.removeprefix("http://").split(":")
+    body = json.dumps({"model": faulty.model, "prompt": "a", "cache_salt": "fault:corrupt@frame"})
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    before = text(asks(faulty, 1))
+    with socket.create_connection((host, int(port))) as leaves:
+        leaves.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        faulty.wait_for(lambda: faulty.metrics()["engine_restarts_total"] == 1, 30, "a restart")
+    assert text(asks(faulty, 1)) == before
+    metrics = faulty.metrics()
+    assert (metrics["engine_restarts_total"], metrics["recovery_quarantines_total"]) == (1, 0)

@@ -1,6 +1,4 @@
-"""Requests that crash the engine, hang it or make it talk nonsense: they fail alone; their neighbours finish with the
-right text.
-"""
+"""Requests that crash the engine or hang it: they fail alone; their neighbours finish with the right text."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,7 +24,7 @@ def test_poison_fails_alone() -> None:
         neighbours = image_requests(300)
         with ThreadPoolExecutor(len(neighbours) + 1) as pool:
             undisturbed = list(pool.map(lambda request: answer(server, *request), neighbours))
-            for number, fault in enumerate(("crash@commit", "hang@execute", "corrupt@frame"), 1):
+            for number, fault in enumerate(("crash@commit", "hang@execute"), 1):
                 poison = {"prompt": fault, "cache_salt": f"fault:{fault}", "max_tokens": 9, "model": server.model}
                 beside = [pool.submit(answer, server, path, body) for path, body in neighbours]
                 failed = pool.submit(server.http.post, COMPLETIONS, json=poison).result()
