@@ -4,9 +4,11 @@ Started by the supervisor (`children.py`) by way of `child_entry.py`: it imports
 configuration, so that a spare engine has done that much before it is needed.
 """
 
+import contextlib
 import os
 import sys
 from functools import partial
+from pathlib import Path
 
 import zmq
 
@@ -23,6 +25,9 @@ from server.memory_guard import MemoryGuard
 from server.models import resolve_model
 from server.pulse import Pulse
 
+OOM_SCORE = 500
+"""Added to the process's own; the kernel takes the one with MAX_OOM_SCORE first."""
+MAX_OOM_SCORE = 1000
 NICENESS = 5
 """Added to the engine's priority value, so that the gateway answers promptly while every core computes."""
 
@@ -40,9 +45,18 @@ def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int, pul
     return loop(socket, scheduler, executor, matchers, generation, memory, pulse.loop)
 
 
+def _die_before_the_gateway() -> None:
+    """When the kernel kills for want of memory, let it be this process: another one goes on with its requests. Where
+    this cannot be said the kernel takes the largest, which is mostly this one too."""
+    with contextlib.suppress(OSError):
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(min(MAX_OOM_SCORE, int(score.read_text()) + OOM_SCORE)))
+
+
 def main() -> None:
     """Run by `child_entry.py` with RUN_DIR GENERATION PIPE, configuration on standard input. The pulse goes to the
     pipe."""
+    _die_before_the_gateway()
     start = start_child("engine")
     generation = int(sys.argv[2])
     pulse = Pulse(int(sys.argv[3]), start.config.process.step_timeout)

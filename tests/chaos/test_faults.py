@@ -2,9 +2,11 @@
 
 import json
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -51,6 +53,12 @@ def test_what_is_not_sound_fails_alone(faulty: Server, fault: str, message: str)
     assert message in failed.json()["error"]["message"]
     assert faulty.metrics()["engine_restarts_total"] == 0
     faulty.wait_for(faulty.is_idle, 5, "idleness")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has such a score")
+def test_the_kernel_would_take_the_engine(faulty: Server) -> None:
+    scores = {name: Path(f"/proc/{one.pid}/oom_score_adj").read_text() for name, one in faulty.children().items()}
+    assert int(scores["engine"]) - int(scores["api"]) == 500
 
 
 def test_a_long_step_is_no_stall(faulty: Server) -> None:
