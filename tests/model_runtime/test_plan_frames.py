@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from model_runtime import plan_frames
-from model_runtime.plan_frames import FrameError, decode, encode
+from model_runtime.plan_frames import NUM_BUFFERS, FrameError, decode, encode
 from scheduler.plan import (
     ImageJobs,
     ImagePixels,
@@ -59,6 +59,7 @@ def full_plan() -> StepPlan:
         score=ScoreRows(rows=some(3), targets=some(3), top_logprobs=some(3)),
         rope_positions=some(15),
         drop_slots=some(1),
+        free_blocks=some(4),
         encode=ImageJobs(slots=some(2), num_embeddings=some(2), pixels=pixels),
         images=ImageSpans(rows=some(1), lengths=some(1), slots=some(1), firsts=some(1), starts=some(1), ends=some(1)),
         by_draft_model=True,
@@ -154,7 +155,7 @@ def signed(head: object, body: bytes, *pixels: bytes) -> list[bytes]:
 
 
 def test_nonsense_with_the_right_digest_is_a_typed_error() -> None:
-    lengths = [1] + [0] * 15
+    lengths = [1] + [0] * (NUM_BUFFERS - 1)
     good = [1, 2, False, lengths, []]
     assert decode(signed(good, bytes(4)))[1].token_ids == ints([0])
     image = [1, 2, 2, 0, 0, 2, 2]
@@ -163,7 +164,7 @@ def test_nonsense_with_the_right_digest_is_a_typed_error() -> None:
         ([1], b"", []),
         ([*good, 1], bytes(4), []),
         ([1, 2, False, [1], []], bytes(4), []),
-        ([1, 2, False, [2, -1] + [0] * 14, []], bytes(4), []),
+        ([1, 2, False, [2, -1] + [0] * (NUM_BUFFERS - 2), []], bytes(4), []),
         (good, bytes(8), []),
         (good, bytes(4), [b""]),
         ([1, 2, False, lengths, [image]], bytes(4), []),

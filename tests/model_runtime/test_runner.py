@@ -135,3 +135,20 @@ def test_contradicting_plan_is_refused(runner: Runner) -> None:
 def test_all_logits_are_those_of_every_token(runner: Runner, model: Successor) -> None:
     logits = runner.all_logits(make_plan([3, 4, 5, 20, 21], greedy([4, 2]), ScoreRows()))
     assert logits.argmax(dim=1).tolist() == [4, 5, 6, 21, 22]
+
+
+def test_a_step_without_tokens_computes_nothing(runner: Runner, model: Successor) -> None:
+    plan = StepPlan(
+        step_id=7,
+        token_ids=ints(),
+        query_lens=ints(),
+        kv_lens=ints(),
+        block_tables=ints(),
+        sample=SampleRows(),
+        score=ScoreRows(),
+        free_blocks=ints([0, 1, 3]),
+    )
+    result = runner.run(plan)
+    runner.follow(plan)
+    assert (result.step_id, list(result.token_ids), list(result.sampled.chosen)) == (7, [], [])
+    assert model.batches == []
