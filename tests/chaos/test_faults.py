@@ -68,6 +68,20 @@ def test_a_long_step_is_no_stall(faulty: Server) -> None:
     assert faulty.metrics()["engine_restarts_total"] == 0
 
 
+def test_a_pause_within_the_limit_is_forgiven(faulty: Server) -> None:
+    """An engine that is stopped, and goes on before it counts as silent."""
+    engine = faulty.children()["engine"]
+    before = text(asks(faulty, 2))
+    with ThreadPoolExecutor(1) as pool:
+        engine.suspend()
+        waits = pool.submit(asks, faulty, 2)
+        time.sleep(STALL_SECONDS / 4)
+        assert not waits.done()
+        engine.resume()
+        assert text(waits.result()) == before
+    assert faulty.children()["engine"].pid == engine.pid
+
+
 def test_probes_do_not_wait_for_a_blocked_loop(faulty: Server, free_port: int) -> None:
     """They say so once it has lasted, and are right again when it is over."""
     with (
