@@ -92,7 +92,7 @@ def _middleware(config: GatewayConfig, engine: Engine) -> list[Middleware]:
         )
     routes = (chat, completions, responses, messages, embeddings)
     door = Middleware(Door, engine=engine, paths=frozenset(module.PATH for module in routes))
-    bodies = Middleware(BodyBudget, limit=config.max_held_body_bytes)
+    bodies = Middleware(BodyBudget, limit=config.max_held_body_bytes, require_memory=engine.require_memory)
     return [*layers, Middleware(Authentication, keys=config.api_key), door, bodies]
 
 

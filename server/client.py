@@ -63,7 +63,8 @@ class EngineClient:
     ) -> None:
         self._link, self._config = EngineLink(socket, stall_timeout), config
         self._max_unread_events = max_unread_events
-        self._memory, self._url, self._on_drain = memory, url, on_drain
+        self.require_memory = memory.require
+        self._url, self._on_drain = url, on_drain
         self._watched = False
         self._sequences = LiveSequences()
         self._quarantine = Quarantine()
@@ -110,7 +111,7 @@ class EngineClient:
 
     def _require_room(self) -> None:
         """For a new request. Raises Overloaded."""
-        self._memory.require()
+        self.require_memory()
         self._require_places(1)
 
     def _refusal(self) -> str | None:
@@ -231,8 +232,7 @@ class EngineClient:
         """Tell the supervisor, once it has spoken, every HEALTH_SECONDS until cancelled."""
         while True:
             if self._watched:
-                report = wire.Health(self.unready_reason(), self.is_full, self._link.stats)
-                await self._link.tell_supervisor(report)
+                await self._link.tell_supervisor(wire.Health(self.unready_reason(), self.is_full, self._link.stats))
             await asyncio.sleep(HEALTH_SECONDS)
 
     async def _from_supervisor(self, message: wire.ToApi) -> None:

@@ -100,6 +100,10 @@ class Engine(Protocol):
         """A new request would be refused for now: that passes."""
         ...
 
+    def require_memory(self) -> None:
+        """Raises Overloaded while the machine has too little memory for more."""
+        ...
+
     def unready_reason(self) -> str | None:
         """Why a new request would not run at once; None when it would, if the queue has room."""
         ...

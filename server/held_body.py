@@ -5,6 +5,8 @@ its turn at the decoder. It is counted while it arrives, and until the route say
 ends.
 """
 
+from collections.abc import Callable
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import Overloaded
@@ -20,7 +22,7 @@ class HeldBody:
         self._budget, self._size, self._counted = budget, 0, 0
 
     def grow(self, size: int) -> None:
-        """So many bytes have arrived. Raises Overloaded; a body that is alone always fits."""
+        """So many bytes have arrived. Raises Overloaded; a body that is alone fits while the machine has memory."""
         self._size += size
         more = max(self._size - SMALL, 0) - self._counted
         if more > 0:
@@ -37,13 +39,15 @@ class HeldBody:
 class BodyBudget:
     """Gives each request a `HeldBody`; the route finds it in the scope's state, under 'held_body'."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app, self._limit = app, limit
+    def __init__(self, app: ASGIApp, limit: int, require_memory: Callable[[], None]) -> None:
+        """`require_memory` raises Overloaded while the machine has too little."""
+        self._app, self._limit, self._require_memory = app, limit, require_memory
         self.num_bytes = 0
         """Counted now, of all requests."""
 
     def require_room(self, more: int, own: int) -> None:
         """Raises Overloaded when a request that holds `own` bytes cannot have more."""
+        self._require_memory()
         others = self.num_bytes - own
         if others > 0 and self.num_bytes + more > self._limit:
             raise Overloaded(f"the bodies of other requests have {others} bytes, which leaves no room for this one")

@@ -207,6 +207,7 @@ class FakeEngine:
     unready: ApiError | None = None
     stats: Stats | None = field(default_factory=make_stats)
     reserved: int = 0
+    memory_is_short: bool = False
     streams: list[FakeStream] = field(default_factory=list)
     max_model_len: int = MAX_MODEL_LEN
     generates: bool = True
@@ -242,6 +243,10 @@ class FakeEngine:
     @property
     def cancelled(self) -> int:
         return sum(len(stream.cancelled) for stream in self.streams)
+
+    def require_memory(self) -> None:
+        if self.memory_is_short:
+            raise Overloaded("no memory")
 
     @property
     def is_full(self) -> bool:

@@ -56,6 +56,21 @@ def test_bodies_are_bounded_together_until_their_images_are_ready() -> None:
     run(scenario())
 
 
+def test_large_bodies_do_not_grow_while_memory_is_short() -> None:
+    engine = FakeEngine()
+    app, _ = image_app(engine, max_held_body_bytes=LIMIT)
+
+    async def scenario() -> None:
+        engine.memory_is_short = True
+        refused = await begin(app, body_of(SMALL + 50_000))[1]
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert (await begin(app, body_of(SMALL - 500))[1]).status == 200
+        engine.memory_is_short = False
+        assert (await begin(app, body_of(SMALL + 50_000))[1]).status == 200
+
+    run(scenario())
+
+
 def test_a_stream_holds_no_body() -> None:
     engine = FakeEngine(hold_after=1)
     app, _ = image_app(engine, max_held_body_bytes=LIMIT)

@@ -69,7 +69,8 @@ def test_who_comes_while_memory_is_short_is_refused(tmp_path: Path) -> None:
 
     async def scenario(wires: Wires) -> None:
         machine = Machine(MIB)
-        wires.client._memory = guard = machine.guard(MIB)
+        guard = machine.guard(MIB)
+        wires.client.require_memory = guard.require
         await wires.greet(0)
         await wires.ready(True)
         guard.look()
