@@ -1,7 +1,11 @@
-"""What is refused at the door. Used by `Scheduler.add`, engine process."""
+"""What is refused at the door, and who had better wait inside. Used by `Scheduler`, engine process."""
+
+from collections.abc import Mapping
 
 from scheduler.config import SchedulerConfig
+from scheduler.kv_blocks import KVBlocks
 from scheduler.request import NeverFits, QueueFull, Request
+from scheduler.sequence import Sequence
 
 
 def refuse_what_never_fits(request: Request, max_model_len: int, num_blocks: int, config: SchedulerConfig) -> None:
@@ -30,3 +34,14 @@ def refuse_overload(num_prompt: int, num_live: int, live_prompt_tokens: int, con
             f"{live_prompt_tokens} prompt tokens are running or waiting, and {num_prompt} more would exceed "
             f"the limit of {config.max_queued_tokens}"
         )
+
+
+def awaits_prefix(seq: Sequence, prompts: list[Sequence], live: Mapping[int, Sequence], kv: KVBlocks) -> bool:
+    """Whether blocks that a waiting sequence needs are about to be computed: by its leader, or by another of its rank
+    among `prompts`."""
+    if any(other.request.priority <= seq.request.priority and kv.awaits(seq, other) for other in prompts):
+        return True
+    leader = None if seq.request.leader is None else live.get(seq.request.leader)
+    if leader is None or leader.num_outputs > 0 or leader.arrival >= seq.arrival:
+        return False
+    return kv.awaits(seq, leader)

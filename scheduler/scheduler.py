@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import inf
 
 from scheduler import policy
-from scheduler.admission import refuse_overload, refuse_what_never_fits
+from scheduler.admission import awaits_prefix, refuse_overload, refuse_what_never_fits
 from scheduler.config import SchedulerConfig
 from scheduler.drafts import make_speculation
 from scheduler.encoder_cache import NO_ENCODER, EncoderLimits
@@ -119,7 +119,6 @@ class Scheduler:
     def plan_relief(self) -> StepPlan:
         """A step without tokens, for when memory is scarce: the runtime forgets all images and blocks that are only
         kept for those who may want them again. To be committed like any other."""
-        assert self._planned is None, f"step {self._step_id} was planned and not committed"
         self._images.forget_unused()
         self._step_id += 1
         builder = PlanBuilder(self._config.block_size, self._sampled, self._images.slot)
@@ -198,7 +197,7 @@ class Scheduler:
             active = len(prompts) + len(admitted)
             if len(self._running) == self._config.max_num_seqs or (backlog >= share and active >= policy.MAX_PROMPTS):
                 break
-            if self._awaits_prefix(seq, prompts + admitted):
+            if awaits_prefix(seq, prompts + admitted, self._live, self._kv):
                 continue
             if self._start(seq):
                 admitted.append(seq)
@@ -210,15 +209,6 @@ class Scheduler:
                 if seq.overtaken >= policy.MAX_OVERTAKES or len(blocked) == policy.MAX_BLOCKED:
                     break
         return admitted
-
-    def _awaits_prefix(self, seq: Sequence, prompts: list[Sequence]) -> bool:
-        """Whether blocks that a sequence needs are about to be computed, by its leader or another of its rank."""
-        if any(other.request.priority <= seq.request.priority and self._kv.awaits(seq, other) for other in prompts):
-            return True
-        leader = None if seq.request.leader is None else self._live.get(seq.request.leader)
-        if leader is None or leader.num_outputs > 0 or leader.arrival >= seq.arrival:
-            return False
-        return self._kv.awaits(seq, leader)
 
     def _start(self, seq: Sequence) -> bool:
         """Move a waiting sequence to the running ones if its known tokens fit and each of those can grow by a block;
