@@ -191,7 +191,7 @@ def test_valid_requests(server: Server, operations: dict[str, APIOperation], nam
             assert response.status_code == 404
         else:
             assert response.status_code == 400
-            assert response.json()["error"]["param"] in CROSS_FIELD_RULES, response.text
+            assert response.json()["error"].get("param") in CROSS_FIELD_RULES, response.text
 
     check()
     assert accepted or "{" in name
