@@ -8,13 +8,17 @@ import pytest
 import torch
 
 from model_runtime.config import KVCacheDtype, RuntimeConfig
-from model_runtime.executor import Executor, load_executor
+from model_runtime.executor import Executor, load_executor, load_runner
+from model_runtime.group import Ranks
 from model_runtime.host import available_memory, usable_cores
 from model_runtime.memory import PlanError, PoolSize, activation_bytes, size_pool
+from model_runtime.share import split
+from model_runtime.shared_collectives import SharedMemoryCollectives
 from scheduler.config import SchedulerConfig
 from scheduler.plan import ScoreRows, StepPlan, ints
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime.memory import MODEL, measured_bytes
+from tests.model_runtime.ranks import on_shared_memory
 from tests.model_runtime.sampling_case import Row, to_plan
 
 SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=100, block_size=16)
@@ -185,6 +189,28 @@ def test_activations_are_as_planned(
     architecture = replace(MODEL, vocab_size=5000, intermediate_size=512)
     assert peak == pytest.approx(activation_bytes(architecture, tokens, rows), rel=0.1)
     assert living == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_takes_the_memory_of_its_share(checkpoint: Path, rank: int) -> None:
+    """In a step within 10 %; and no more than half of the budget, less what it has of weights and the cache."""
+    architecture, runtime = replace(MODEL, vocab_size=5000, intermediate_size=512), RuntimeConfig(memory_budget=2**25)
+    plan, scheduler = make_plan(1024, 1, 0.0), SchedulerConfig(max_num_seqs=2, block_size=32)
+    whole = load_executor(checkpoint, runtime, scheduler, lambda stage, fraction: None).info
+
+    def one(collectives: SharedMemoryCollectives) -> int:
+        ranks = Ranks(collectives=collectives, ranks_here=2, agree=lambda facts: facts)
+        runner, info = load_runner(checkpoint, runtime, scheduler, lambda stage, fraction: None, ranks)
+        assert info.weight_bytes < 0.6 * whole.weight_bytes
+        assert info.kv_bytes // info.num_blocks * 2 == whole.kv_bytes // whole.num_blocks
+        work = runner.run if collectives.rank == 0 else runner.follow
+        if collectives.rank == rank:
+            return measured_bytes(lambda: work(plan))[0]
+        work(plan)
+        return 0
+
+    own = split(architecture, 2)[rank].narrowed(architecture)
+    assert on_shared_memory(2, one)[rank] == pytest.approx(activation_bytes(own, 1024, 1), rel=0.1)
 
 
 def test_progress_tells_stages(checkpoint: Path) -> None:
