@@ -6,9 +6,12 @@ from llguidance import LLMatcher
 
 from scheduler.masks import MaskRow
 from scheduler.request import OutputGrammar
-from server.grammar.compiler import token_trie
+from server.grammar.compiler import compile_grammar, token_trie
 from server.grammar.digits import MAX_DIGITS, DigitLimit, JsonPlaces, digits_at_end
 from server.grammar.vocabulary import Vocabulary
+
+MAX_RESTARTS = 16
+"""Of an output whose matcher fails: the library's limit of states counts what drafts and other outputs needed, too."""
 
 
 class Model:
@@ -26,14 +29,15 @@ class Compiled:
     """A grammar at the beginning of an output; never advanced."""
 
     model: Model
+    source: str
     matcher: LLMatcher
 
 
 class Follower:
-    """Goes to where a row is, and says what may come next."""
+    """Says what may come next, row by row."""
 
     def __init__(self, compiled: Compiled, grammar: OutputGrammar) -> None:
-        self._model = compiled.model
+        self._model, self._source, self._restarts = compiled.model, compiled.source, MAX_RESTARTS
         self._matcher = compiled.matcher.deep_copy()
         self._places = None if grammar.json_after is None else JsonPlaces(grammar.json_after, grammar.json_begins)
         self._text = bytearray()
@@ -42,7 +46,22 @@ class Follower:
         self._drafts: list[int] = []
         """Taken after the outputs."""
 
-    def go_to(self, row: MaskRow) -> bool:
+    def fill(self, row: MaskRow, mask: memoryview, address: int) -> None:
+        """What may come next at the row, into zeros, which stay where nothing may. `address` is the mask's."""
+        if self._go_to(row):
+            self._write(mask, address)
+        if self._matcher.is_error() and self._restarts:
+            self._restart(row.tokens[row.num_prompt :].tolist())
+            if self._take_drafts(row.drafts.tolist()):
+                self._write(mask, address)
+
+    def _restart(self, outputs: list[int]) -> None:
+        """From a grammar that nobody has used: then it fails because of this output, or not at all."""
+        self._restarts -= 1
+        self._matcher, self._drafts = compile_grammar(self._source, self._model.trie), []
+        self._matcher.consume_tokens(outputs)
+
+    def _go_to(self, row: MaskRow) -> bool:
         """False where the row cannot be: the outputs do not match, which the masks before should have seen to, or the
         drafts do not; then it is not looked at."""
         if len(row.tokens) - row.num_prompt > self._num_outputs and not self._take_outputs(
@@ -51,8 +70,7 @@ class Follower:
             return False
         return not (row.drafts or self._drafts) or self._take_drafts(row.drafts.tolist())
 
-    def write_mask(self, mask: memoryview, address: int) -> None:
-        """What may come next, into zeros, which stay where nothing may. `address` is the mask's."""
+    def _write(self, mask: memoryview, address: int) -> None:
         self._matcher.unsafe_compute_mask_ptr(address, len(mask))
         if self._matcher.is_error():  # it would let the output end
             mask[:] = bytes(len(mask))

@@ -41,7 +41,7 @@ class Matchers:
         return Model(self._read_vocabulary())
 
     def _compile(self, source: str) -> Compiled:
-        return Compiled(self._model, compile_grammar(source, self._model.trie))
+        return Compiled(self._model, source, compile_grammar(source, self._model.trie))
 
     def _compiling(self, source: str) -> "Future[Compiled]":
         """In the works, or kept from before."""
@@ -88,9 +88,6 @@ class Matchers:
         masks = array(INT, bytes(self._model.mask_bytes * len(rows)))
         address, size = masks.buffer_info()[0], self._model.mask_bytes
         for index, row in enumerate(rows):
-            follower = self._followers[row.seq_id]
-            if follower.go_to(row):
-                follower.write_mask(
-                    memoryview(masks).cast("B")[index * size : (index + 1) * size], address + index * size
-                )
+            mask = memoryview(masks).cast("B")[index * size : (index + 1) * size]
+            self._followers[row.seq_id].fill(row, mask, address + index * size)
         return masks

@@ -12,6 +12,7 @@ from llguidance import LLParserLimits
 from scheduler.masks import MaskRow
 from server.grammar.digits import MAX_DIGITS
 from server.grammar.errors import GrammarError
+from server.grammar.follower import MAX_RESTARTS
 from server.grammar.grammar import Grammar
 from server.grammar.matchers import MAX_COMPILED, Matchers
 from server.grammar.schema import MAX_OPTIONAL
@@ -250,3 +251,21 @@ def test_a_grammar_that_becomes_too_complex_does_not_end_its_output(monkeypatch:
     assert 0 < len(writer.write("".join(Random(0).choices("aexy", k=400)))) < 400
     assert writer.allowed() == set()
     assert writer.allowed() == set(), "and stays so"
+
+
+@pytest.mark.parametrize("restarts", [0, MAX_RESTARTS])
+def test_drafts_and_other_outputs_make_no_grammar_fail(monkeypatch: pytest.MonkeyPatch, restarts: int) -> None:
+    """The library counts the states of all outputs of a grammar together, and those of drafts."""
+    monkeypatch.setattr("server.grammar.compiler.LIMITS", LLParserLimits(max_lexer_states=200, verbose_errors=False))
+    monkeypatch.setattr("server.grammar.follower.MAX_RESTARTS", restarts)
+    source = "regex", "(?:.*(?:a|e).{12}){4}"
+    text = "".join(Random(0).choices("aexy", k=40))
+    writer = Writer(*source)
+    assert writer.write(text[:10])
+    drafts = writer.ids(text[10:])
+    rows = [writer.allowed(drafts[:count]) for count in range(10)]
+    assert (writer.allowed() == rows[0]) is bool(restarts)
+    writer.matchers.prepare(request_for(2, Grammar(kind="regex", text=source[1]), LocalChecker()))
+    wait(writer.matchers)
+    row = MaskRow(2, PROMPT, len(PROMPT), NO_DRAFTS)
+    assert any(writer.matchers.next_tokens([row])) is bool(restarts)
