@@ -1,8 +1,9 @@
-"""What speculation is checked on: prompts of four kinds with parameters of twelve.
+"""What speculation is checked on: prompts of four kinds with parameters of thirteen.
 
 Used by `server/speculation_check.py`, in its process.
 """
 
+import json
 import random
 from array import array
 from collections.abc import Iterator
@@ -10,13 +11,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scheduler.plan import ints
-from scheduler.request import OutputGrammar, SamplingParams
+from scheduler.request import SamplingParams
 from server.copy_prompts import copy_prompts
 from server.generation import GenerationRequest
+from server.grammar.grammar import Grammar
+from server.grammar.lark import output_grammar
 from server.prompt.tokenizer import load_tokenizer
 
 TEXT = Path(__file__).with_name("quality_text.txt")
-GRAMMAR = OutputGrammar(source='start: "[" item (", " item)* "]"\nitem: "\\"" /[a-zA-Z ]{1,12}/ "\\"" | /[0-9]{1,4}/\n')
+LIST = 'start: "[" item (", " item)* "]"\nitem: "\\"" /[a-zA-Z ]{1,12}/ "\\"" | /[0-9]{1,4}/\n'
+GRAMMAR = output_grammar(Grammar(kind="grammar", text=LIST), {})
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"enum": ["red", "sky"]}, "maxItems": 4}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+REASONING = f'start: /[a-zA-Z .]{{0,24}}/ "</think>" answer\nanswer: %json {json.dumps(SCHEMA)}\n'
+REASONED = replace(output_grammar(Grammar(kind="grammar", text=REASONING), {}), json_after="</think>")
+"""Drafts may begin in the reasoning and go on in the JSON."""
 STOPS = ("e t", "):", "\n\n", "ing ", "0,")
 
 
@@ -29,7 +42,7 @@ class Case:
 
 
 def make_cases(model: Path, vocab_size: int, eos: tuple[int, ...], count: int, max_tokens: int) -> list[Case]:
-    """Each kind of parameters meets each kind of prompt within 48 of them."""
+    """Each kind of parameters meets each kind of prompt within 52 of them."""
     cases = []
     for index, prompt_ids in enumerate(prompts(model, vocab_size, count)):
         kinds = [*_kinds(index, eos, max_tokens).items()]
@@ -73,6 +86,7 @@ def _kinds(index: int, eos: tuple[int, ...], max_tokens: int) -> dict[str, tuple
         "max_tokens": (replace(drawn, max_tokens=1 + index % max_tokens, logprobs=0, prompt_logprobs=1), ()),
         "grammar": (replace(base, grammar=GRAMMAR), ()),
         "grammar, sampled": (replace(drawn, grammar=GRAMMAR, repetition_penalty=1.1), ()),
+        "JSON after reasoning": (replace(drawn, grammar=REASONED, temperature=index % 2), ()),
         "stop strings": (base, STOPS),
         "stop strings, sampled": (replace(drawn, min_tokens=3), STOPS),
     }

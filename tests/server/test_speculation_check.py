@@ -1,12 +1,22 @@
 """The check of speculation finds nothing where there is nothing to find, and finds what is there."""
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from model_runtime.config import RuntimeConfig
+from model_runtime.executor import load_executor
 from scheduler import outcome
+from scheduler.config import SchedulerConfig, SpeculativeConfig
+from scheduler.request import SamplingParams
 from server import speculation_check
+from server.generation import GenerationRequest
+from server.prompt.tokenizer import load_tokenizer
+from server.speculation_cases import REASONED, Case
+from server.speculation_check import Engine
 from tests.checkpoints import make_checkpoint
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
@@ -62,6 +72,32 @@ def test_outputs_that_differ(
         speculation_check.main()
     assert exit_of.value.code == 1
     assert "alone: 0 of 16" not in capsys.readouterr().out
+
+
+def test_x20_json_after_reasoning_parses(folder: Path) -> None:
+    """A hundred times, with drafts that go on from the reasoning into the JSON, some right and some wrong."""
+    speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=12, prompt_lookup_min=1)
+    config = SchedulerConfig(max_num_seqs=33, max_num_batched_tokens=256, speculative_config=speculative)
+    runtime = RuntimeConfig(prepare_weights=False, num_kv_blocks=1000, max_model_len=512, threads=1)
+    executor = load_executor(folder, runtime, config, lambda stage, done: None)
+    prompt = load_tokenizer(folder).encode(
+        'a b.</think>{"a":1,"b":["sky","sky"]}' * 2, add_special_tokens=False, allow_special=False
+    )
+    cases = []
+    for index in range(100):
+        sampling = SamplingParams(
+            max_tokens=150, temperature=1.0, seed=index, eos_token_ids=executor.info.eos_token_ids, grammar=REASONED
+        )
+        cases.append(Case(kind="", request=GenerationRequest(prompt_ids=prompt, sampling=sampling)))
+    engine, all_at_once = Engine(executor, folder, cases), [range(100)]
+    plain, _ = engine.outputs(replace(config, speculative_config=None), executor.info, all_at_once)
+    outputs, tried = engine.outputs(config, executor.info, all_at_once)
+    assert outputs == plain
+    ended = [output.text for output in outputs if output.end[0] == "stop"]
+    assert len(ended) > 90
+    for text in ended:
+        assert set(json.loads(text.split("</think>")[1])) == {"a", "b"}
+    assert tried.accepted.total() > 100 and tried.rejected.total() > 100
 
 
 def test_speculation_must_be_configured(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
