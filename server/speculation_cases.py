@@ -19,7 +19,7 @@ from server.grammar.lark import output_grammar
 from server.prompt.tokenizer import load_tokenizer
 
 TEXT = Path(__file__).with_name("quality_text.txt")
-LIST = 'start: "[" item (", " item)* "]"\nitem: "\\"" /[a-zA-Z ]{1,12}/ "\\"" | /[0-9]{1,4}/\n'
+LIST = 'start: "[" item (", " item){5,20} "]"\nitem: "\\"" ("red" | "green" | "blue") "\\"" | /[0-9]{1,2}/\n'
 GRAMMAR = output_grammar(Grammar(kind="grammar", text=LIST), {})
 SCHEMA = {
     "type": "object",

@@ -14,7 +14,7 @@ from tests.end_to_end.conftest import Server, run_server
 from tests.end_to_end.test_conversation import CHAT, COMPLETIONS, texts
 from tests.end_to_end.test_faults import MIXED, copying
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
 STREAMS = 16
 RHYME = "one two three four five six seven eight nine ten. "
@@ -56,7 +56,7 @@ def test_h39_preemption_changes_no_token(server: Server, guessing: Server) -> No
             prompt=f"{index}. " + RHYME * 4,
             temperature=index % 2,
             seed=index,
-            max_tokens=40,
+            max_tokens=24,
             ignore_eos=True,
             return_token_ids=True,
         )
@@ -65,11 +65,11 @@ def test_h39_preemption_changes_no_token(server: Server, guessing: Server) -> No
     with ThreadPoolExecutor(STREAMS) as pool:
         pressed = list(pool.map(lambda index: sample(guessing, index), range(STREAMS)))
         free = list(pool.map(lambda index: sample(server, index), range(STREAMS)))
-    assert [len(tokens) for tokens in pressed] == [40] * STREAMS
+    assert [len(tokens) for tokens in pressed] == [24] * STREAMS
     assert pressed == free
     counters = guessing.metrics()
     assert counters["num_preemptions_total"] > 0
-    assert counters["spec_decode_num_accepted_tokens_total"] > 50
+    assert counters["spec_decode_num_accepted_tokens_total"] > 30
     guessing.wait_for(guessing.is_idle, 5, "idleness")
 
 
