@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from model_runtime.shared_memory import make_region
 from server.config import ProcessConfig, ServeConfig, to_json
 from server.pulse import PulseWatch
 
@@ -74,52 +75,83 @@ def start_api(run_dir: Path, config: ServeConfig) -> Child:
     return api
 
 
-class EngineProcess:
-    """An engine, which imports torch and waits until it is configured."""
+class Rank:
+    """A rank of the engine, which imports torch and waits until it is configured; rank 0 is the engine itself."""
 
-    def __init__(self, run_dir: Path, generation: int) -> None:
-        self.generation = generation
-        self._pulse = PulseWatch()
-        self._child = Child(
-            "server.engine_process",
-            [run_dir, generation, self._pulse.pipe],
+    def __init__(self, module: str, arguments: Sequence[object], inherited: Sequence[int]) -> None:
+        """The process gets the arguments, among them the pipe of its pulse as the third."""
+        self.pulse = PulseWatch()
+        run_dir, generation, *others = arguments
+        self.child = Child(
+            module,
+            [run_dir, generation, self.pulse.pipe, *others],
             OPENMP_SETTINGS,
             when_orphaned=signal.SIGKILL,
-            inherited=[self._pulse.pipe],
+            inherited=[self.pulse.pipe, *inherited],
         )
+
+
+class EngineProcess:
+    """An engine: one process, or several ranks that begin and end together."""
+
+    def __init__(self, run_dir: Path, generation: int, size: int) -> None:
+        """`size` is the number of ranks."""
+        self.generation = generation
+        region = make_region(size)
+        self._ranks = [Rank("server.engine_process", [run_dir, generation, region], [region])]
+        for rank in range(1, size):
+            self._ranks.append(Rank("server.rank_process", [run_dir, generation, region, rank], [region]))
+        os.close(region)
         self._killed_for = ""
         self._is_to_blame = True
+        self._ended: tuple[int, int] | None = None
+        """Exit code of the rank whose end was the end of all, and its number."""
 
     def configure(self, config: ServeConfig) -> None:
         """It is to load the model and serve."""
-        self._child.configure(config)
+        for rank in self._ranks:
+            rank.child.configure(config)
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._child.exit_code
+        """None while all ranks run. When one has ended, the others are killed: they cannot go on without it."""
+        if self._ended is None:
+            ended = [
+                (code, number) for number, rank in enumerate(self._ranks) if (code := rank.child.exit_code) is not None
+            ]
+            if not ended:
+                return None
+            # who was killed is the cause, who ended by itself missed it
+            self._ended = min(ended)
+            self._kill_ranks()
+        return self._ended[0]
 
     def kill_if_stalled(self, limits: ProcessConfig) -> None:
         """A stopped process, one that waits for what never comes, a step without end. To be called several times a
         second."""
-        self._pulse.look()
-        if self._pulse.stuck:
+        for rank in self._ranks:
+            rank.pulse.look()
+        if any(rank.pulse.stuck for rank in self._ranks):
             self.kill(f"was stuck in a step for {limits.step_timeout:.0f} s")
-        elif self._pulse.silence > limits.stall_timeout:
+        elif max(rank.pulse.silence for rank in self._ranks) > limits.stall_timeout:
             self.kill(f"was silent for {limits.stall_timeout:.0f} s", is_to_blame=False)
 
     def kill(self, reason: str, *, is_to_blame: bool = True) -> None:
         """At once; `reason` says what it did."""
         if self.exit_code is None and not self._killed_for:
             self._killed_for, self._is_to_blame = reason, is_to_blame
-            self._child.process.kill()
+            self._kill_ranks()
+
+    def _kill_ranks(self) -> None:
+        for rank in self._ranks:
+            rank.child.process.kill()
 
     @property
     def how_it_ended(self) -> str:
         """In words; it must have ended."""
-        code = self.exit_code
-        assert code is not None, "the engine runs"
-        return self._killed_for or f"ended ({describe(code)})"
+        assert self._ended is not None, "the engine runs"
+        code, number = self._ended
+        return self._killed_for or (f"lost rank {number} ({describe(code)})" if number else f"ended ({describe(code)})")
 
     @property
     def ended_from_outside(self) -> bool:
@@ -128,8 +160,9 @@ class EngineProcess:
 
     def end(self) -> None:
         """At once."""
-        self._child.end(0.0)
-        self._pulse.close()
+        for rank in self._ranks:
+            rank.child.end(0.0)
+            rank.pulse.close()
 
 
 def describe(code: int) -> str:

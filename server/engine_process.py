@@ -13,7 +13,9 @@ from pathlib import Path
 import zmq
 
 from model_runtime.executor import load_executor
+from model_runtime.group import Place, local_place
 from model_runtime.memory import PlanError
+from model_runtime.parallel import Layout
 from model_runtime.weights.errors import CheckpointError
 from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
@@ -32,12 +34,14 @@ NICENESS = 5
 """Added to the engine's priority value, so that the gateway answers promptly while every core computes."""
 
 
-def _load(config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int, pulse: Pulse) -> EngineLoop:
+def _load(
+    config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int, place: Place | None, pulse: Pulse
+) -> EngineLoop:
     def progress(stage: str, fraction: float) -> None:
         socket.send(wire.encode(wire.Loading(generation, stage, fraction)))
 
     path = resolve_model(config.model).path
-    executor = load_executor(path, config.runtime, config.scheduler, progress)
+    executor = load_executor(path, config.runtime, config.scheduler, progress, place)
     matchers = Matchers(partial(read_vocabulary, path, executor.info))
     scheduler = make_scheduler(config.scheduler, executor.info, matchers)
     loop = FaultyLoop if config.process.fault_hooks else EngineLoop
@@ -54,12 +58,15 @@ def _die_before_the_gateway() -> None:
 
 
 def main() -> None:
-    """Run by `child_entry.py` with RUN_DIR GENERATION PIPE, configuration on standard input. The pulse goes to the
-    pipe."""
+    """Run by `child_entry.py` with RUN_DIR GENERATION PIPE REGION, configuration on standard input. The pulse goes to
+    the pipe; the region is memory that the ranks share."""
     _die_before_the_gateway()
     start = start_child("engine")
-    generation = int(sys.argv[2])
-    pulse = Pulse(int(sys.argv[3]), start.config.process.step_timeout)
+    generation, pipe, region = map(int, sys.argv[2:])
+    pulse = Pulse(pipe, start.config.process.step_timeout)
+    size = start.config.runtime.tensor_parallel_size
+    layout = Layout(rank=0, tensor_size=size)
+    place = local_place(layout, start.run_dir, generation, region) if size > 1 else None
     os.nice(NICENESS)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
@@ -67,7 +74,7 @@ def main() -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
     socket.connect(socket_address(start.run_dir))
     try:
-        loop = _load(start.config, socket, generation, pulse)
+        loop = _load(start.config, socket, generation, place, pulse)
     except (CheckpointError, PlanError) as error:
         print(f"firstlight: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)

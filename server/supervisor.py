@@ -69,7 +69,7 @@ class Supervisor:
         self._socket.connect(socket_address(self._run_dir))
         self._send(wire.Watch())
         self._api = start_api(self._run_dir, config)
-        self._engine = EngineProcess(self._run_dir, 0)
+        self._engine = self._new_engine(0)
         self._engine.configure(config)
 
     def _start_next_engine(self) -> None:
@@ -78,17 +78,17 @@ class Supervisor:
         if spare is not None and spare.exit_code is not None:
             spare.end()
             spare = None
-        self._engine = spare or self._new_engine()
+        self._engine = spare or self._new_engine(self._engine.generation + 1)
         self._engine.configure(self._config)
 
-    def _new_engine(self) -> EngineProcess:
-        return EngineProcess(self._run_dir, self._engine.generation + 1)
+    def _new_engine(self, generation: int) -> EngineProcess:
+        return EngineProcess(self._run_dir, generation, self._config.runtime.tensor_parallel_size)
 
     def _keep_spare(self) -> None:
         """After a loss: what has happened once may happen again, and torch takes a good second to import. Not before:
         a spare takes 150 MB. Not while the streams that waited for the engine want the processor."""
         if self._spare is None and self._engine.generation and self._ready_at + SPARE_SECONDS < time.monotonic():
-            self._spare = self._new_engine()
+            self._spare = self._new_engine(self._engine.generation + 1)
 
     def run(self) -> int:
         """Watch until told to stop or a process fails for good; the exit code of `firstlight serve`."""

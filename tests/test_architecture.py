@@ -27,6 +27,7 @@ SCHEDULER_MAY_NOT_IMPORT = {"asyncio", "logging", "time", "datetime", "socket", 
 RUNTIME_USERS = {
     "server/engine.py",
     "server/engine_process.py",
+    "server/rank_process.py",
     "server/supervisor.py",
     "server/doctor.py",
     "server/engine_bench.py",
@@ -38,6 +39,7 @@ RUNTIME_USERS = {
 RUNTIME_LEAVES = {
     "model_runtime.config",
     "model_runtime.host",
+    "model_runtime.shared_memory",
     "model_runtime.pooling_config",
     "model_runtime.weights.errors",
     "model_runtime.weights.gguf_file",

@@ -1,0 +1,35 @@
+"""A rank beside the engine: loads its share of the model and follows rank 0.
+
+Started by the supervisor (`children.py`) by way of `child_entry.py`, like the engine, with which it ends.
+"""
+
+import os
+import sys
+
+from model_runtime.group import local_place
+from model_runtime.memory import PlanError
+from model_runtime.parallel import Layout
+from model_runtime.weights.errors import CheckpointError
+from model_runtime.worker import load_follower
+from server.child import EXIT_BAD_CONFIGURATION, start_child
+from server.engine_process import NICENESS
+from server.models import resolve_model
+from server.pulse import Pulse
+
+
+def main() -> None:
+    """Run by `child_entry.py` with RUN_DIR GENERATION PIPE REGION RANK, as the engine is."""
+    generation, pipe, region, rank = map(int, sys.argv[2:])
+    start = start_child(f"rank {rank}")
+    config = start.config
+    pulse = Pulse(pipe, config.process.step_timeout)
+    os.nice(NICENESS)
+    layout = Layout(rank=rank, tensor_size=config.runtime.tensor_parallel_size)
+    place = local_place(layout, start.run_dir, generation, region)
+    try:
+        path = resolve_model(config.model).path
+        follower = load_follower(path, config.runtime, config.scheduler, place, lambda: None)
+    except (CheckpointError, PlanError) as error:
+        print(f"firstlight: rank {rank}: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_CONFIGURATION)
+    follower.run(pulse.loop)
