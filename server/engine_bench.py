@@ -31,6 +31,7 @@ from server.embedded import EmbeddedModelMissing
 from server.engine import make_scheduler
 from server.models import ModelNotFound, resolve_model
 from server.options import OptionError
+from server.other_ranks import other_ranks
 
 MAX_BATCHED_TOKENS = "512"
 """Tokens of a step unless asked for otherwise: as many as llama.cpp computes at a time (its n_ubatch). The server's
@@ -188,9 +189,13 @@ def main() -> None:
 def measure(arguments: argparse.Namespace) -> None:
     """Prints a line for each number of sequences, and context, when it is measured."""
     config = configured(arguments)
-    executor = load_executor(
-        resolve_model(config.model).path, config.runtime, config.scheduler, lambda stage, done: None
-    )
+    with other_ranks(config) as ranks:
+        path = resolve_model(config.model).path
+        executor = load_executor(path, config.runtime, config.scheduler, ranks.check, ranks.place)
+        _measure(arguments, config, executor)
+
+
+def _measure(arguments: argparse.Namespace, config: ServeConfig, executor: Executor) -> None:
     info, bench = executor.info, Bench(config, executor)
     facts = {
         "engine": "firstlight",

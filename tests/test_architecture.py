@@ -28,6 +28,7 @@ RUNTIME_USERS = {
     "server/engine.py",
     "server/engine_process.py",
     "server/rank_process.py",
+    "server/other_ranks.py",
     "server/supervisor.py",
     "server/doctor.py",
     "server/engine_bench.py",

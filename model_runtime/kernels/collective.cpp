@@ -85,15 +85,16 @@ bool wait_for(const Collective& c, int64_t rank) {
     const auto arrived = [&] { return int32_t(other.arrivals.load() - uint32_t(c.arrivals)) >= 0; };
     for (int i = 0; i < SPINS; i++, pause())
         if (arrived()) return true;
-    const int64_t deadline = now() + c.timeout_ns;
-    while (!arrived()) {
+    for (int64_t waited = 0; !arrived();) {
+        const int64_t began = now();
         other.sleepers++;
         // arrivals and sleepers are in one order for all: either this rank sees the arrival, or that one the sleeper
         if (const uint32_t seen = other.arrivals; int32_t(seen - uint32_t(c.arrivals)) < 0)
             sleep_on(other.arrivals, seen);
         other.sleepers--;
+        waited += std::min(now() - began, SLICE_NS);  // who sleeps longer was stopped, as the other may have been
         const pid_t pid = pid_t(other.pid);
-        if (now() > deadline || (pid && is_dead(pid))) return arrived();
+        if (waited > c.timeout_ns || (pid && is_dead(pid))) return arrived();
     }
     return true;
 }

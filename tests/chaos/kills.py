@@ -1,7 +1,7 @@
 """Engines killed at random moments under 16 streams, whose texts must be those of an undisturbed run.
 
-`python -m tests.chaos.kills --kills 100 [--signal STOP] [--images]` prints a report. `test_kills.py` does a few in the
-suite.
+`python -m tests.chaos.kills --kills 100 [--signal STOP] [--images] [--ranks 2]` prints a report. `test_kills.py` does a
+few in the suite.
 """
 
 import argparse
@@ -44,8 +44,16 @@ class Report:
 class Chaos:
     """A server, and whoever kills its engine."""
 
-    def __init__(self, server: Server, requests: list[Request], seed: int, fault: signal.Signals) -> None:
-        self._server, self._requests, self._fault = server, requests, fault
+    def __init__(
+        self,
+        server: Server,
+        requests: list[Request],
+        seed: int,
+        fault: signal.Signals,
+        victims: tuple[str, ...] = ("engine",),
+    ) -> None:
+        """`victims` are processes, of which one is drawn each time."""
+        self._server, self._requests, self._fault, self._victims = server, requests, fault, victims
         self._random = random.Random(seed)
         self._arrivals: list[float] = []
         self._done = threading.Event()
@@ -62,12 +70,12 @@ class Chaos:
     def _kill_until_done(self, most: int, spread: float) -> None:
         """Also while an engine is starting."""
         while self.report.kills < most and not self._done.wait(self._random.uniform(0.05, spread)):
-            engine = self._server.children().get("engine")
-            if engine is None:
+            victim = self._server.children().get(self._random.choice(self._victims))
+            if victim is None:
                 continue
             killed_at = time.monotonic()
             try:
-                engine.send_signal(self._fault)
+                victim.send_signal(self._fault)
             except psutil.NoSuchProcess:
                 continue
             self.report.kills += 1
@@ -120,13 +128,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
     parser.add_argument("--images", action="store_true", help="ask a tiny model with random weights about pictures")
+    parser.add_argument("--ranks", type=int, default=1, help="of which any is killed")
     parser.add_argument("--stall-timeout", default="15")
     given = parser.parse_args()
     requests = image_requests(given.max_tokens) if given.images else text_requests(given.max_tokens)
-    with chaos_server(images=given.images, arguments=("--stall-timeout", given.stall_timeout)) as server:
-        report = Chaos(server, requests, given.seed, signal.Signals["SIG" + given.signal]).run(
-            given.kills, given.spread
-        )
+    arguments = ("--stall-timeout", given.stall_timeout, "--tensor-parallel-size", str(given.ranks))
+    victims = ("engine", *(f"rank {rank}" for rank in range(1, given.ranks)))
+    with chaos_server(images=given.images, arguments=arguments) as server:
+        fault = signal.Signals["SIG" + given.signal]
+        report = Chaos(server, requests, given.seed, fault, victims).run(given.kills, given.spread)
         metrics = server.metrics()
     _show(report, metrics)
 

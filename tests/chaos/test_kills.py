@@ -12,9 +12,11 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 @pytest.mark.parametrize("images", [False, True])
 def test_no_stream_notices(images: bool) -> None:
+    """Text of an engine alone; pictures by two ranks, of which any is killed."""
     requests = image_requests(400) if images else text_requests(60)
-    with chaos_server(images=images) as server:
-        report = Chaos(server, requests, seed=3, fault=signal.SIGKILL).run(3, 0.8)
+    ranks, victims = ("2", ("rank 1", "engine")) if images else ("1", ("engine",))
+    with chaos_server(images=images, arguments=("--tensor-parallel-size", ranks)) as server:
+        report = Chaos(server, requests, seed=3, fault=signal.SIGKILL, victims=victims).run(3, 0.8)
         metrics = server.metrics()
     assert (report.errors, report.different) == ([], [])
     assert report.kills == metrics["engine_restarts_total"] == 3

@@ -1,0 +1,52 @@
+"""The ranks beside rank 0 for commands that run the engine's executor in their own process. Used by `engine_bench`."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_runtime.group import Place, local_place
+from model_runtime.parallel import Layout
+from model_runtime.shared_memory import make_region
+from server.children import Rank
+from server.config import ServeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRanks:
+    """Processes that follow this one."""
+
+    place: Place | None
+    """Of rank 0; None where there is no other."""
+    ranks: tuple[Rank, ...]
+
+    def check(self, stage: str, done: float) -> None:
+        """`load_executor` calls it while it waits: to exit when a rank has, which has said why."""
+        if codes := [code for rank in self.ranks if (code := rank.child.exit_code) is not None]:
+            sys.exit(codes[0])
+
+
+@contextlib.contextmanager
+def other_ranks(config: ServeConfig) -> Iterator[OtherRanks]:
+    """They end with the context."""
+    size = config.runtime.tensor_parallel_size
+    if size == 1:
+        yield OtherRanks(None, ())
+        return
+    with tempfile.TemporaryDirectory(prefix="firstlight-") as folder:
+        region = make_region(size)
+        arguments = [[folder, 0, region, rank] for rank in range(1, size)]
+        ranks = tuple(Rank("server.rank_process", words, [region]) for words in arguments)
+        try:
+            for rank in ranks:
+                rank.child.configure(config)
+            place = local_place(Layout(rank=0, tensor_size=size), Path(folder), 0, region)
+            yield OtherRanks(place, ranks)
+        finally:
+            for rank in ranks:
+                rank.child.end(0.0)
+                rank.pulse.close()
+            os.close(region)
