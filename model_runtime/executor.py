@@ -5,7 +5,7 @@ model length, end tokens) is in `Executor.info` and nowhere else.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo, cache_
 from model_runtime.device import choose_device, default_budget
 from model_runtime.draft import NO_DRAFT, DraftPart, draft_model, load_draft
 from model_runtime.graphs import SPARE_BLOCKS, block_size, on_device
-from model_runtime.group import ALONE, Place, Ranks, meet
+from model_runtime.group import ALONE, Place, Ranks, StepMeter, meet
 from model_runtime.host import usable_cores
 from model_runtime.image_side import USUAL_SIDE
 from model_runtime.images import ImageStore
@@ -35,6 +35,7 @@ from model_runtime.memory import (
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Collectives
+from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Runner
 from model_runtime.transport import Followers, PoolFacts
 from model_runtime.weights.load import Precision
@@ -46,16 +47,35 @@ from scheduler.plan import StepPlan, StepResult
 class Executor:
     """Runs the steps that the scheduler plans, with the other ranks if there are any."""
 
-    def __init__(self, runner: Runner, info: RuntimeInfo, followers: Followers | None = None) -> None:
-        self._runner, self._followers = runner, followers
+    def __init__(self, runner: Runner, info: RuntimeInfo, others: "OtherRanks | None" = None) -> None:
+        self._runner, self._others = runner, others
         self.info = info
         """Facts of the loaded model and its KV pool."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute one step; the result has the plan's step_id."""
-        if self._followers is not None:
-            self._followers.send(plan)
-        return self._runner.run(plan)
+        if self._others is None:
+            return self._runner.run(plan)
+        self._others.followers.send(plan)
+        with self._others.meter.step():
+            result = self._runner.run(plan)
+        self._others.followers.wait_for_reports(0)
+        return result
+
+    @property
+    def ranks(self) -> tuple[RankStats, ...]:
+        """What each rank has done, as far as is known; none for one alone."""
+        others = self._others
+        return () if others is None else (others.meter.stats, *others.followers.stats.values())
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRanks:
+    """Where rank 0 has others beside it."""
+
+    followers: Followers
+    meter: StepMeter
+    """Of rank 0."""
 
 
 def load_executor(
@@ -77,7 +97,8 @@ def load_executor(
         ranks_here=place.ranks_here,
         agree=partial(followers.agree, wait=lambda: progress("waiting for the other ranks", 1.0)),
     )
-    return Executor(*load_runner(model_path, runtime, scheduler, progress, ranks), followers)
+    loaded = load_runner(model_path, runtime, scheduler, progress, ranks)
+    return Executor(*loaded, OtherRanks(followers, StepMeter(ranks.collectives)))
 
 
 def load_runner(

@@ -2,13 +2,16 @@
 followers.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from model_runtime.parallel import Alone, Collectives, Layout, connect
+from model_runtime.rank_stats import RankStats
 from model_runtime.shared_collectives import SharedMemoryCollectives
 from model_runtime.transport import Endpoints, PoolFacts
 
@@ -38,6 +41,35 @@ class Ranks:
 
 
 ALONE = Ranks(collectives=Alone(), ranks_here=1, agree=lambda facts: facts)
+
+
+class StepMeter:
+    """Counts the steps of a rank and the time that they take."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives, self._steps, self._seconds = collectives, 0, 0.0
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """One of them."""
+        began = time.perf_counter()
+        yield
+        self._steps += 1
+        self._seconds += time.perf_counter() - began
+
+    @property
+    def stats(self) -> RankStats:
+        """So far."""
+        counters = self._collectives.counters
+        return RankStats(
+            rank=self._collectives.rank,
+            steps=self._steps,
+            step_seconds=self._seconds,
+            collectives=counters.calls,
+            sent_bytes=counters.sent_bytes,
+            collective_seconds=counters.seconds,
+            waiting_seconds=counters.waiting_seconds,
+        )
 
 
 def local_place(layout: Layout, folder: Path, generation: int, region: int) -> Place:

@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from model_runtime.parallel import CollectiveCounters
 from model_runtime.plan_frames import FrameError, decode, encode
+from model_runtime.rank_stats import RankStats
 from scheduler.plan import StepPlan
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -48,27 +48,15 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready", forbid_un
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report", forbid_unknown_fields=True):
-    """Follower -> rank 0: sums since it started."""
+    """Follower -> rank 0: what it has done."""
 
-    rank: int
-    steps: int
-    step_seconds: float
-    calls: int
-    sent_bytes: int
-    collective_seconds: float
-    waiting_seconds: float
+    stats: RankStats
 
 
 Message = TypeVar("Message")
 _encoder = msgspec.msgpack.Encoder()
 _reports = msgspec.msgpack.Decoder(Ready | Report)
 _facts = msgspec.msgpack.Decoder(PoolFacts)
-
-
-def report(rank: int, steps: int, step_seconds: float, counters: CollectiveCounters) -> Report:
-    """Of a rank's counters."""
-    cost = (counters.calls, counters.sent_bytes, counters.seconds, counters.waiting_seconds)
-    return Report(rank, steps, step_seconds, *cost)
 
 
 def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[bytes]":
@@ -91,7 +79,7 @@ class Followers:
         self._reports = _socket(self._context, zmq.PULL)
         self._reports.bind(endpoints.reports)
         self._sent = 0
-        self.reports: dict[int, Report] = {}
+        self.stats: dict[int, RankStats] = {}
         """The newest of each follower, by rank; `wait_for_reports` reads them."""
 
     def agree(self, own: PoolFacts, wait: Callable[[], None]) -> PoolFacts:
@@ -125,9 +113,9 @@ class Followers:
         while self._reports.poll(timeout_ms):
             timeout_ms = 0
             message = _decode(_reports, self._reports.recv())
-            if not isinstance(message, Report) or not 1 <= message.rank <= len(self._plans):
+            if not isinstance(message, Report) or not 1 <= message.stats.rank <= len(self._plans):
                 raise FrameError(f"{message} is no report")
-            self.reports[message.rank] = message
+            self.stats[message.stats.rank] = message.stats
 
     def close(self) -> None:
         """The sockets."""
@@ -162,10 +150,10 @@ class Leader:
         self._received += 1
         return plan
 
-    def report(self, message: Report) -> None:
-        """Dropped if rank 0 has not read the last ones."""
+    def report(self, stats: RankStats) -> None:
+        """Nothing, if rank 0 has not read the last ones: the next has their sums."""
         if self._reports.poll(0, zmq.POLLOUT):
-            self._reports.send(_encoder.encode(message))
+            self._reports.send(_encoder.encode(Report(stats)))
 
     def close(self) -> None:
         """The sockets."""

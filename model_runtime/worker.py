@@ -13,11 +13,11 @@ from pathlib import Path
 from model_runtime.config import RuntimeConfig
 from model_runtime.device import choose_device
 from model_runtime.executor import load_runner
-from model_runtime.group import Place, Ranks, meet
+from model_runtime.group import Place, Ranks, StepMeter, meet
 from model_runtime.ops import is_compiled, load_ops
 from model_runtime.parallel import Collectives
 from model_runtime.runner import Runner
-from model_runtime.transport import Leader, report
+from model_runtime.transport import Leader
 from scheduler.config import SchedulerConfig
 
 POLL_MS = 100
@@ -28,28 +28,20 @@ class Follower:
     """A loaded share and the way to rank 0."""
 
     def __init__(self, runner: Runner, leader: Leader, collectives: Collectives) -> None:
-        self._runner, self._leader, self._collectives = runner, leader, collectives
-        self._steps, self._step_seconds, self._last_report = 0, 0.0, 0.0
+        self._runner, self._leader, self._meter = runner, leader, StepMeter(collectives)
+        self._last_report = 0.0
 
     def run(self, on_pass: Callable[[], None]) -> None:
         """Forever; `on_pass` is called whenever the loop comes round, and may raise to end it."""
         while True:
             on_pass()
-            self.step(POLL_MS)
-
-    def step(self, timeout_ms: int) -> bool:
-        """Compute the next plan; False if none came within the time."""
-        plan = self._leader.receive(timeout_ms)
-        if plan is not None:
-            began = time.perf_counter()
-            self._runner.follow(plan)
-            self._steps += 1
-            self._step_seconds += time.perf_counter() - began
-        if time.monotonic() - self._last_report > REPORT_SECONDS:
-            self._last_report = time.monotonic()
-            counters = self._collectives.counters
-            self._leader.report(report(self._collectives.rank, self._steps, self._step_seconds, counters))
-        return plan is not None
+            plan = self._leader.receive(POLL_MS)
+            if plan is not None:
+                with self._meter.step():
+                    self._runner.follow(plan)
+            if time.monotonic() - self._last_report > REPORT_SECONDS:
+                self._last_report = time.monotonic()
+                self._leader.report(self._meter.stats)
 
 
 def load_follower(

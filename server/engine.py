@@ -189,6 +189,7 @@ class EngineLoop:
             draft_tokens=stats.speculation.draft_tokens,
             accepted_tokens=stats.speculation.accepted_tokens,
             accepted_per_position=stats.speculation.accepted_per_position,
+            ranks=self._executor.ranks,
         )
 
 

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from server.generation import Engine
+from server.rank_metrics import RankCollector
 from server.wire import Stats
 
 PREFIX = "firstlight:"
@@ -123,6 +124,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.engine = EngineCollector(engine, model_name)
         self.registry.register(self.engine)
+        self.registry.register(RankCollector(lambda: engine.stats, PREFIX, model_name))
         self._success = Counter(
             PREFIX + "request_success", "choices that ended", ["model_name", "finished_reason"], registry=self.registry
         )

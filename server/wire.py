@@ -12,9 +12,10 @@ from typing import TypeVar
 import msgspec
 
 from model_runtime.config import RuntimeInfo
+from model_runtime.rank_stats import RankStats
 from scheduler.request import Pooling, SamplingParams
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 SUPERVISOR = b"supervisor"
 """ZeroMQ identity of the supervisor."""
@@ -125,6 +126,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
     """As in `scheduler.stats.SpeculationStats`."""
+    ranks: tuple[RankStats, ...] = ()
+    """Where there are several."""
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):

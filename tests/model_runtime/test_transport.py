@@ -9,9 +9,10 @@ import pytest
 import zmq
 
 from model_runtime.group import local_place
-from model_runtime.parallel import CollectiveCounters, Layout
+from model_runtime.parallel import Layout
 from model_runtime.plan_frames import FrameError, encode
-from model_runtime.transport import Endpoints, Followers, Leader, PoolFacts, report
+from model_runtime.rank_stats import RankStats
+from model_runtime.transport import Endpoints, Followers, Leader, PoolFacts
 from tests.model_runtime.test_plan_frames import differences, full_plan
 
 WAIT_MS = 20_000
@@ -52,15 +53,25 @@ def test_plans_come_to_every_follower_in_order(both: tuple[Followers, list[Leade
 
 def test_reports_come_to_rank_0(both: tuple[Followers, list[Leader]]) -> None:
     followers, leaders = both
-    counters = CollectiveCounters(calls=3, sent_bytes=4, seconds=0.5, waiting_seconds=0.25)
-    sent = [report(rank, 7 + rank, 1.5, counters) for rank in (1, 2)]
+    sent = [
+        RankStats(
+            rank=rank,
+            steps=7 + rank,
+            step_seconds=1.5,
+            collectives=3,
+            sent_bytes=4,
+            collective_seconds=0.5,
+            waiting_seconds=0.25,
+        )
+        for rank in (1, 2)
+    ]
     for leader, message in zip(leaders, sent, strict=True):
         leader.report(message)
     for _ in range(400):
         followers.wait_for_reports(50)
-        if len(followers.reports) == 2:
+        if len(followers.stats) == 2:
             break
-    assert followers.reports == {1: sent[0], 2: sent[1]}
+    assert followers.stats == {1: sent[0], 2: sent[1]}
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 3), (0, 0), (1,)])

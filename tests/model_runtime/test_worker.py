@@ -7,8 +7,9 @@ import pytest
 
 from model_runtime.group import local_place
 from model_runtime.parallel import Collectives, Layout
+from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Runner
-from model_runtime.transport import Followers, Leader, PoolFacts, Report
+from model_runtime.transport import Followers, Leader, PoolFacts
 from model_runtime.worker import Follower
 from scheduler.plan import StepPlan
 from tests.model_runtime.ranks import on_shared_memory
@@ -44,16 +45,16 @@ def test_plans_are_computed_and_reported(tmp_path: Path) -> None:
             Follower(cast(Runner, runner), leader, collectives).run(enough)
         leader.close()
 
-    def lead() -> dict[int, Report]:
+    def lead() -> dict[int, RankStats]:
         followers = Followers(place.endpoints, 5.0)
         followers.agree(PoolFacts(1, 1, 0), lambda: None)
         for _ in range(2):
             followers.send(full_plan())
         followers.wait_for_reports(5000)
         followers.close()
-        return followers.reports
+        return followers.stats
 
-    def one(collectives: Collectives) -> dict[int, Report]:
+    def one(collectives: Collectives) -> dict[int, RankStats]:
         if collectives.rank == 0:
             return lead()
         follow(collectives)
@@ -61,4 +62,4 @@ def test_plans_are_computed_and_reported(tmp_path: Path) -> None:
 
     reports, _ = on_shared_memory(2, one)
     assert runner.steps == [full_plan().step_id] * 2
-    assert [(report.rank, report.calls) for report in reports.values()] == [(1, 0)]
+    assert [(stats.rank, stats.collectives) for stats in reports.values()] == [(1, 0)]

@@ -35,6 +35,7 @@ class NoModel:
     """An executor that is never asked to compute."""
 
     info: RuntimeInfo
+    ranks = ()
 
 
 @dataclass

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from model_runtime.rank_stats import RankStats
 from server.errors import InternalError, Overloaded
 from server.wire import Event
 from tests.server.exchange import Exchange, call, chat, complete, run
@@ -28,6 +29,42 @@ def scrape(app: FastAPI) -> dict[str, float]:
                 reason = sample.labels.get("finished_reason")
                 found[sample.name.removeprefix("firstlight:") + (f"{{{reason}}}" if reason else "")] = sample.value
     return found
+
+
+def test_each_rank_has_its_series() -> None:
+    ranks = tuple(
+        RankStats(
+            rank=rank,
+            steps=7,
+            step_seconds=0.5 + rank,
+            collectives=420,
+            sent_bytes=2**20,
+            collective_seconds=0.25,
+            waiting_seconds=0.125,
+        )
+        for rank in range(2)
+    )
+    engine = FakeEngine()
+    engine.stats = structs.replace(make_stats(), ranks=ranks)
+    answer = run(call(make_app(engine), "GET", "/metrics"))
+    found = {
+        (sample.name, sample.labels["rank"]): sample.value
+        for family in text_string_to_metric_families(answer.body.decode())
+        for sample in family.samples
+        if "rank" in sample.labels
+    }
+    assert found == {
+        (f"firstlight:rank_{name}_total", rank): value
+        for rank in ("0", "1")
+        for name, value in {
+            "steps": 7,
+            "step_seconds": 0.5 + int(rank),
+            "collectives": 420,
+            "collective_bytes": 2**20,
+            "collective_seconds": 0.25,
+            "waiting_seconds": 0.125,
+        }.items()
+    }
 
 
 def test_names() -> None:
