@@ -49,7 +49,7 @@ def _load(
     return loop(socket, scheduler, executor, matchers, generation, memory, pulse.loop)
 
 
-def _die_before_the_gateway() -> None:
+def die_before_the_gateway() -> None:
     """When the kernel kills for want of memory, let it be this process: another one goes on with its requests. Where
     this cannot be said the kernel takes the largest, which is mostly this one too."""
     with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ def _die_before_the_gateway() -> None:
 def main() -> None:
     """Run by `child_entry.py` with RUN_DIR GENERATION PIPE REGION, configuration on standard input. The pulse goes to
     the pipe; the region is memory that the ranks share."""
-    _die_before_the_gateway()
+    die_before_the_gateway()
     start = start_child("engine")
     generation, pipe, region = map(int, sys.argv[2:])
     pulse = Pulse(pipe, start.config.process.step_timeout)

@@ -12,13 +12,14 @@ from model_runtime.parallel import Layout
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.worker import load_follower
 from server.child import EXIT_BAD_CONFIGURATION, start_child
-from server.engine_process import NICENESS
+from server.engine_process import NICENESS, die_before_the_gateway
 from server.models import resolve_model
 from server.pulse import Pulse
 
 
 def main() -> None:
     """Run by `child_entry.py` with RUN_DIR GENERATION PIPE REGION RANK, as the engine is."""
+    die_before_the_gateway()
     generation, pipe, region, rank = map(int, sys.argv[2:])
     start = start_child(f"rank {rank}")
     config = start.config
