@@ -3,9 +3,9 @@
 Each rank computes `split` from the architecture and the number of ranks when it loads; weight tables say which of these
 parts each of their tensors is cut by. Engine and worker processes.
 
-A rank has whole groups of query heads with their key/value head, and columns of the feed-forward block such that ranks
-have equal work: who has a group more has fewer columns. With more ranks than key/value heads, ranks share a group: each
-has some of its query heads, and a copy of the key/value head.
+A rank has whole groups of query heads with their key/value head, and as many columns of the feed-forward block as the
+others: ranks wait for each other after either, so who has a group more is not helped by fewer columns. With more ranks
+than key/value heads, ranks share a group: each has some of its query heads, and a copy of the key/value head.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,6 @@ COLUMNS = 32
 """Columns of a feed-forward block stay together, where there are enough: integers have a scale for so many."""
 TOKENS = 16
 """The same of the vocabulary, whose rows are packed in panels."""
-USUAL_KEYS = 512
-"""Keys that a query is taken to attend to when the work of ranks is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +85,8 @@ def split(config: ModelConfig, size: int, *, whole_experts: bool = False) -> tup
     is not enough to divide."""
     _check(config, size, whole_experts)
     kv_heads, heads = _heads(config, size)
-    work = [part.count * _head_work(config) for part in heads]
-    feed_forward = _columns(config.intermediate_size, 3, work)
-    expert, experts, shared = _experts(config, size, whole_experts, work)
+    feed_forward = _columns(config.intermediate_size, 1, [0] * size)
+    expert, experts, shared = _experts(config, size, whole_experts)
     vocabulary = _vocabulary(config.vocab_size, size)
     return tuple(
         Share(
@@ -142,16 +139,7 @@ def _heads(config: ModelConfig, size: int) -> tuple[list[Part], list[Part]]:
     return kv_heads, _parts([heads for count in sharers for heads in _divided(in_group, count)], config.num_heads)
 
 
-def _head_work(config: ModelConfig) -> int:
-    """Of a token, in rows or columns of the hidden size: a query head's rows and its columns of the output matrix, its
-    share of the rows of its key/value head, and keys and values in the cache."""
-    of_group = 2 * config.head_dim * config.num_kv_heads // config.num_heads
-    return 2 * config.head_dim + of_group + 2 * config.head_dim * USUAL_KEYS // config.hidden_size
-
-
-def _experts(
-    config: ModelConfig, size: int, whole_experts: bool, work: Sequence[int]
-) -> tuple[list[Part], list[Part], list[Part]]:
+def _experts(config: ModelConfig, size: int, whole_experts: bool) -> tuple[list[Part], list[Part], list[Part]]:
     """Columns of each expert, experts, and columns of the block beside them, of each rank; any for a model without."""
     if config.experts is None:
         return [Part(0, 1, 1)] * size, [Part(0, 1, 1)] * size, [Part(0, 1, 1)] * size
@@ -159,9 +147,9 @@ def _experts(
     if whole_experts:
         expert, experts = [Part(0, columns, columns)] * size, _parts(_divided(count, size), count)
     else:
-        expert, experts = _columns(columns, 3 * chosen, work), [Part(0, count, count)] * size
-    usual = [3 * chosen * mine.count * some.count // count for mine, some in zip(expert, experts, strict=True)]
-    return expert, experts, _columns(config.experts.shared_size, 3, [a + b for a, b in zip(work, usual, strict=True)])
+        expert, experts = _columns(columns, chosen, [0] * size), [Part(0, count, count)] * size
+    usual = [chosen * mine.count * some.count // count for mine, some in zip(expert, experts, strict=True)]
+    return expert, experts, _columns(config.experts.shared_size, 1, usual)
 
 
 def _columns(columns: int, work_of_column: int, work: Sequence[int]) -> list[Part]:

@@ -122,15 +122,18 @@ struct Counted {
     }
 };
 
-// Numbers [begin, end) of x into a slot, past this core's caches: the slot's lines are in the other cores', and taking
+// Bytes [begin, end) of a part into a slot, past this core's caches: the slot's lines are in the other cores', and taking
 // them from there costs three times what it costs to write to memory. `begin` is at the start of a line.
-void publish(const float* x, int64_t begin, int64_t end, float* into) {
+void publish(const char* part, int64_t begin, int64_t end, char* into) {
     int64_t i = begin;
 #if defined(__AVX__)
-    for (; i + 8 <= end; i += 8) _mm256_stream_ps(into + i, _mm256_loadu_ps(x + i));
+    for (; i + 32 <= end; i += 32) {
+        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(part + i));
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(into + i), bytes);
+    }
     _mm_sfence();  // no later store, such as the arrival, is seen before these
 #endif
-    std::copy(x + i, x + end, into + i);
+    std::copy(part + i, part + end, into + i);
 }
 
 // x = the sum of all parts, of which parts[rank] is x.
@@ -162,11 +165,14 @@ int64_t all_reduce(Collective& c, float* x, int64_t count) {
     const int64_t most = c.slot_bytes / int64_t(sizeof(float));
     for (int64_t done = 0; done < count; done += most) {
         const int64_t piece = std::min(most, count - done);
-        float *mine = reinterpret_cast<float*>(slot(c, c.rank)), *x_piece = x + done;
+        char* mine = slot(c, c.rank);
+        float* x_piece = x + done;
         const float* parts[MOST_RANKS];
         for (int64_t rank = 0; rank < c.size; rank++)
             parts[rank] = rank == c.rank ? x_piece : reinterpret_cast<float*>(slot(c, rank));
-        for_lines(piece, 4 * piece, [&](int64_t begin, int64_t end) { publish(x_piece, begin, end, mine); });
+        for_lines(piece, 4 * piece, [&](int64_t begin, int64_t end) {
+            publish(reinterpret_cast<char*>(x_piece), begin * sizeof(float), end * sizeof(float), mine);
+        });
         c.sent_bytes += piece * int64_t(sizeof(float));
         if (const int64_t lost = arrive(c)) return lost;
         for_lines(piece, 4 * c.size * piece,
@@ -199,7 +205,7 @@ int64_t fl_exchange(Collective* c, char* const* parts, const int64_t* bytes) {
         const char* slots[MOST_RANKS];
         for (int64_t rank = 0; rank < c->size; rank++) slots[rank] = slot(*c, rank);
         const int64_t mine = piece(c->rank, done);
-        if (mine) std::memcpy(const_cast<char*>(slots[c->rank]), parts[c->rank] + done, mine);
+        publish(parts[c->rank] + done, 0, mine, const_cast<char*>(slots[c->rank]));
         c->sent_bytes += mine;
         if (const int64_t lost = arrive(*c)) return lost;
         for (int64_t rank = 0; rank < c->size; rank++)
