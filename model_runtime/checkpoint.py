@@ -17,7 +17,7 @@ from model_runtime.models.decoder import TIED_HEAD_KEY, Decoder, decoder_table
 from model_runtime.models.next_token import SHARED, next_token_prefix, next_token_table
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives
-from model_runtime.share import split
+from model_runtime.share import Share, split
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
@@ -119,9 +119,9 @@ class _Progress:
         self._tell(done / self._total)
 
 
-def load_next_token_layer(path: Path, ops: Ops, device: torch.device, precision: Precision) -> Parameters:
-    """The layer for multi-token prediction behind the last one; `load_model` leaves it out. Raises CheckpointError
-    where there is none."""
+def load_next_token_layer(path: Path, ops: Ops, device: torch.device, precision: Precision, share: Share) -> Parameters:
+    """A rank's share of the layer for multi-token prediction behind the last one; `load_model` leaves it out. Raises
+    CheckpointError where there is none."""
     opened = _open(path)
     config, prefix = opened.config, next_token_prefix(opened.config)
     keys = opened.source.keys()
@@ -135,7 +135,7 @@ def load_next_token_layer(path: Path, ops: Ops, device: torch.device, precision:
         device,
         lambda key: key in shared or not key.startswith(prefix),
         lambda count: None,
-        split(config, 1)[0],
+        share,
         precision,
     )
 

@@ -18,6 +18,7 @@ from model_runtime.memory import FLOAT_BYTES, PlanError, model_length
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.next_token import NextTokenLayer
 from model_runtime.ops.registry import Ops
+from model_runtime.parallel import Collectives
 from model_runtime.runner import DraftModel
 from model_runtime.weights.load import Precision
 from model_runtime.weights.table import Parameters
@@ -66,9 +67,11 @@ def load_draft(
     ops: Ops,
     device: torch.device,
     precision: Precision,
+    collectives: Collectives,
 ) -> DraftPart:
-    """The draft model that is configured, read if it has weights of its own; NO_DRAFT for methods without one. `path`
-    is that of the model. Raises CheckpointError where it cannot be read, PlanError where it does not suit the model."""
+    """The draft model that is configured, read if it has weights of its own, of which ranks have shares as of the
+    model's; NO_DRAFT for methods without one. `path` is that of the model. Raises CheckpointError where it cannot be
+    read, PlanError where it does not suit the model."""
     config = scheduler.speculative_config
     if config is None or config.method not in ("draft", "self", "mtp"):
         return NO_DRAFT
@@ -82,7 +85,8 @@ def load_draft(
             )
         return _first_layers(config.num_draft_layers, model.config)
     if config.method == "mtp":
-        return _next_token(load_next_token_layer(path, ops, device, precision), model, scheduler, runtime)
+        parameters = load_next_token_layer(path, ops, device, precision, model.decoder.share)
+        return _next_token(parameters, model, scheduler, runtime)
     length = model_length(model.config, runtime)
     loaded = load_model(
         Path(config.model).expanduser(),
@@ -91,9 +95,10 @@ def load_draft(
         lambda fraction: None,
         lambda architecture, size, kv_type: min(length, architecture.max_position),
         precision,
+        collectives=collectives,
     )
     _check(loaded, model, length)
-    own, kv_type = loaded.config, storage_type(runtime.kv_cache_dtype, loaded.kv_type)
+    own, kv_type = loaded.decoder.own, storage_type(runtime.kv_cache_dtype, loaded.kv_type)
     return DraftPart(
         loaded=loaded,
         weight_bytes=loaded.weight_bytes,
@@ -126,7 +131,7 @@ def _next_token(
     parameters: Parameters, model: LoadedModel, scheduler: SchedulerConfig, runtime: RuntimeConfig
 ) -> DraftPart:
     """The part of a layer that also keeps the model's states, and reads its output matrix."""
-    config, kv_type = model.config, storage_type(runtime.kv_cache_dtype, model.kv_type)
+    config, kv_type = model.decoder.own, storage_type(runtime.kv_cache_dtype, model.kv_type)
     keys = bytes_per_block(1, config.num_kv_heads, config.head_dim, scheduler.block_size, kv_type)
     head = model.decoder.head
     assert head is not None, "speculation for a model that writes nothing"
@@ -166,7 +171,7 @@ def draft_model(
         return next_token_model(decoder, part.next_token, kv)
     if part.loaded is None:
         return None
-    own = part.loaded.config
+    own = part.loaded.decoder.own
     own_kv = allocate(
         num_layers=own.num_layers,
         num_blocks=kv[0].key_NHDB.shape[0],

@@ -113,7 +113,7 @@ def load_runner(
     Raises CheckpointError for a model that cannot be read, PlanError for one that does not fit.
     """
     device = choose_device(runtime.device)
-    _check_ranks(ranks, scheduler, device)
+    _check_ranks(ranks, device)
     budget = (runtime.memory_budget or default_budget(device)) // ranks.ranks_here
     scheduler = replace(scheduler, block_size=block_size(device, scheduler.block_size))
     set_threads(runtime.threads or max(1, usable_cores() // ranks.ranks_here))
@@ -131,20 +131,15 @@ def load_runner(
         ranks.collectives,
         whole_experts=runtime.enable_expert_parallel,
     )
-    part = load_draft(model_path, scheduler, runtime, model, ops, device, precision)
+    part = load_draft(model_path, scheduler, runtime, model, ops, device, precision, ranks.collectives)
     info = _agreed(_plan(model, part, describe(ops, device), runtime, scheduler, budget), ranks)
     return _runner(model, part, info, ops, runtime, scheduler, device, ranks.collectives), info
 
 
-def _check_ranks(ranks: Ranks, scheduler: SchedulerConfig, device: torch.device) -> None:
+def _check_ranks(ranks: Ranks, device: torch.device) -> None:
     """Raises PlanError for what several ranks cannot do."""
-    if ranks.collectives.size == 1:
-        return
-    if device.type != "cpu":
+    if ranks.collectives.size > 1 and device.type != "cpu":
         raise PlanError("tensor_parallel_size above 1 is only for --device cpu")
-    speculation = scheduler.speculative_config
-    if speculation is not None and speculation.method not in ("ngram", "suffix"):
-        raise PlanError(f"speculation by {speculation.method!r} is for one rank; with several, use ngram or suffix")
 
 
 def _agreed(info: RuntimeInfo, ranks: Ranks) -> RuntimeInfo:

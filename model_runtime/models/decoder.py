@@ -56,13 +56,13 @@ class Decoder:
         `share`; without it there is one rank."""
         self.config, self.ops, self.dtype = config, ops, dtype
         self.collectives = Alone() if collectives is None else collectives
-        share = split(config, 1)[0] if share is None else share
-        assert (share.rank, share.size) == (self.collectives.rank, self.collectives.size), "another rank's share"
-        self.vocabulary = share.vocabulary
+        self.share = split(config, 1)[0] if share is None else share
+        place = self.collectives.rank, self.collectives.size
+        assert (self.share.rank, self.share.size) == place, "another rank's share"
         self.rotations = Rotations(config.rope, max_model_len, device)
         self.local_table = None if config.local_rope is None else rope_table(config.local_rope, max_model_len, device)
         self.embedding = parameters.matrices["embedding"]
-        self.own = share.narrowed(config)
+        self.own = self.share.narrowed(config)
         """As wide as this rank's share of the layers."""
         self.layers = [Layer(self.own, layer, parameters, self.collectives) for layer in range(config.num_layers)]
         self.stack = layer_stack(ops, self.layers, self.collectives)
@@ -103,11 +103,11 @@ class Decoder:
         outside of the whole table is looked up by the first or last, which find that out."""
         if self.collectives.size == 1:
             return self.ops.embedding(ids_T, self.embedding)
-        own_T, mine_T = ids_T - self.vocabulary.start, torch.ones_like(ids_T, dtype=torch.bool)
+        own_T, mine_T = ids_T - self.share.vocabulary.start, torch.ones_like(ids_T, dtype=torch.bool)
         if self.collectives.rank > 0:
             mine_T &= own_T >= 0
         if self.collectives.rank < self.collectives.size - 1:
-            mine_T &= own_T < self.vocabulary.count
+            mine_T &= own_T < self.share.vocabulary.count
         x_TC = self.ops.embedding(own_T.where(mine_T, 0), self.embedding)
         x_TC.masked_fill_(~mine_T[:, None], 0.0)
         self.collectives.all_reduce(x_TC)

@@ -3,7 +3,8 @@
 
 Its row at position i takes the model's state there, the final norm's output, and the embedding of token i + 1, and
 predicts token i + 2. A further token is drafted by the same layer from its own output in place of the state. States are
-kept by slot like keys and values; embedding and output matrix are the model's.
+kept by slot like keys and values; embedding and output matrix are the model's. Ranks have shares of the layer as of the
+model's; all have all states.
 
 Legend: T tokens of the step, R rows whose logits are wanted, S slots, C hidden size, V vocabulary.
 """
@@ -16,7 +17,6 @@ from model_runtime.config import ModelConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.layer import Layer, layer_table, wide_norm_table
-from model_runtime.parallel import Alone
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table
 
 SHARED = ("embed_tokens.weight", "shared_head.head.weight")
@@ -41,7 +41,7 @@ class NextTokenLayer:
 
     def __init__(self, decoder: Decoder, parameters: Parameters, states_SC: Tensor) -> None:
         self._decoder, self._states_SC = decoder, states_SC
-        self._layer = Layer(decoder.config, decoder.config.num_layers, parameters, Alone())
+        self._layer = Layer(decoder.own, decoder.config.num_layers, parameters, decoder.collectives)
         self._token_norm_C, self._state_norm_C = parameters.vectors["enorm"], parameters.vectors["hnorm"]
         self._head_norm_C = parameters.vectors["shared_head.norm"]
         self._joined = parameters.linear("eh_proj")

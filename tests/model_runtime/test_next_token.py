@@ -56,6 +56,14 @@ def save(folder: Path, tensors: dict[str, Tensor], num_extra: int = 1) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def make(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """A checkpoint; transformers' model of one layer more, and what its layer has beside that."""
+    reference, extra = make_model({"num_hidden_layers": LAYERS + 1}), extra_tensors(64)
+    reference.save_pretrained(folder)
+    save(folder, load_file(folder / "model.safetensors") | {PREFIX + key: tensor for key, tensor in extra.items()})
+    return reference, extra
+
+
 @dataclass(frozen=True)
 class Case:
     """Both, and transformers' model of one layer more with the further tensors."""
@@ -91,16 +99,13 @@ class Case:
 def load(folder: Path) -> tuple[LoadedModel, Parameters]:
     ops = load_ops(DEVICE, "auto")
     model = load_model(folder, ops, DEVICE, lambda fraction: None)
-    return model, load_next_token_layer(folder, ops, DEVICE, EXACT)
+    return model, load_next_token_layer(folder, ops, DEVICE, EXACT, model.decoder.share)
 
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("mtp")
-    reference = make_model({"num_hidden_layers": LAYERS + 1})
-    reference.save_pretrained(folder)
-    extra = extra_tensors(64)
-    save(folder, load_file(folder / "model.safetensors") | {PREFIX + key: tensor for key, tensor in extra.items()})
+    reference, extra = make(folder)
     return Case(folder, *load(folder), reference, extra)
 
 
@@ -230,4 +235,4 @@ def test_checkpoint_without_such_a_layer(
     (tmp_path / "config.json").write_text((case.folder / "config.json").read_text())
     save(tmp_path, tensors, num_extra)
     with pytest.raises(CheckpointError, match=message):
-        load_next_token_layer(tmp_path, load_ops(DEVICE, "auto"), DEVICE, EXACT)
+        load_next_token_layer(tmp_path, load_ops(DEVICE, "auto"), DEVICE, EXACT, case.model.decoder.share)

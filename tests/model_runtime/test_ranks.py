@@ -9,11 +9,13 @@ from model_runtime.config import RuntimeConfig
 from model_runtime.executor import load_executor, load_runner
 from model_runtime.group import Ranks
 from model_runtime.parallel import Collectives
-from scheduler.config import SchedulerConfig
+from scheduler.config import SchedulerConfig, SpeculativeConfig, SpeculativeMethod
 from scheduler.plan import StepPlan, StepResult, ints
 from scheduler.request import Request, SamplingParams
 from server.engine import make_scheduler
+from tests.checkpoints import make_checkpoint
 from tests.model_runtime.ranks import on_shared_memory, on_threads
+from tests.model_runtime.test_next_token import make as make_predicting
 from tests.vision.preprocess_pictures import as_pil, picture
 from tests.vlm import make_vlm
 from tests.vlm_engine import Gateway, request
@@ -36,11 +38,13 @@ def requests(folder: Path) -> list[Request]:
     return [*found, Request(seq_id=2, prompt_ids=ints(list(range(3, 80))), sampling=sampling)]
 
 
-def recorded(folder: Path, runtime: RuntimeConfig) -> list[tuple[StepPlan, StepResult]]:
+def recorded(
+    folder: Path, runtime: RuntimeConfig, requests: list[Request], config: SchedulerConfig = SCHEDULER
+) -> list[tuple[StepPlan, StepResult]]:
     """Each step of an engine with one rank."""
-    executor, steps = load_executor(folder, runtime, SCHEDULER, lambda stage, done: None), []
-    scheduler = make_scheduler(SCHEDULER, executor.info)
-    for one in requests(folder):
+    executor, steps = load_executor(folder, runtime, config, lambda stage, done: None), []
+    scheduler = make_scheduler(config, executor.info)
+    for one in requests:
         scheduler.add(one, 0.0)
     for _ in range(100):
         plan = scheduler.plan(0.0) if scheduler.has_work() else None
@@ -51,10 +55,13 @@ def recorded(folder: Path, runtime: RuntimeConfig) -> list[tuple[StepPlan, StepR
     raise AssertionError("the requests do not end")
 
 
-def replayed(folder: Path, runtime: RuntimeConfig, steps: list[StepPlan], ranks: Ranks) -> list[StepResult]:
+def replayed(
+    folder: Path, runtime: RuntimeConfig, steps: list[StepPlan], collectives: Collectives, config: SchedulerConfig
+) -> list[StepResult]:
     """The same by this rank; results are rank 0's."""
-    runner, _ = load_runner(folder, runtime, SCHEDULER, lambda stage, done: None, ranks)
-    if ranks.collectives.rank == 0:
+    ranks = Ranks(collectives=collectives, ranks_here=2, agree=lambda facts: facts)
+    runner, _ = load_runner(folder, runtime, config, lambda stage, done: None, ranks)
+    if collectives.rank == 0:
         return [runner.run(plan) for plan in steps]
     for plan in steps:
         runner.follow(plan)
@@ -76,13 +83,44 @@ def assert_same(found: StepResult, expected: StepResult) -> None:
 def test_texts_and_pictures_are_answered_as_by_one_rank(tmp_path: Path, name: str, kernels: str) -> None:
     make_vlm(tmp_path, name)
     runtime = replace(RUNTIME, kernels=kernels)
-    steps = recorded(tmp_path, runtime)
+    steps = recorded(tmp_path, runtime, requests(tmp_path))
     assert sum(len(plan.encode.slots) for plan, _ in steps) == 2
 
     def one(collectives: Collectives) -> list[StepResult]:
-        ranks = Ranks(collectives=collectives, ranks_here=2, agree=lambda facts: facts)
-        return replayed(tmp_path, runtime, [plan for plan, _ in steps], ranks)
+        return replayed(tmp_path, runtime, [plan for plan, _ in steps], collectives, SCHEDULER)
 
     found = on_shared_memory(2, one)[0] if kernels == "auto" else on_threads(2, one)[0]
     for result, (_, expected) in zip(found, steps, strict=True):
+        assert_same(result, expected)
+
+
+def make_drafting(folder: Path, method: SpeculativeMethod) -> SpeculativeConfig:
+    """A checkpoint in `model`, beside it a draft model if there must be one, or a layer for multi-token prediction."""
+    if method == "mtp":
+        (folder / "model").mkdir()
+        make_predicting(folder / "model")
+        return SpeculativeConfig(method=method, num_speculative_tokens=3)
+    make_checkpoint(folder / "model", "llama", {})
+    if method == "self":
+        return SpeculativeConfig(method=method, num_speculative_tokens=3, num_draft_layers=2)
+    make_checkpoint(folder / "draft", "llama", {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64})
+    return SpeculativeConfig(method=method, num_speculative_tokens=3, model=str(folder / "draft"))
+
+
+@pytest.mark.parametrize("method", ["self", "draft", "mtp"])
+def test_ranks_draft_together(tmp_path: Path, method: SpeculativeMethod) -> None:
+    """By shares of the model's first layers, of a draft model, or of a layer for multi-token prediction."""
+    config = replace(SCHEDULER, speculative_config=make_drafting(tmp_path, method))
+    runtime = replace(RUNTIME, max_model_len=256)
+    asked = [
+        Request(seq_id=index, prompt_ids=ints(text), sampling=SamplingParams(max_tokens=30, temperature=0.0))
+        for index, text in enumerate(([9] * 20, list(range(3, 40))))
+    ]
+    steps = recorded(tmp_path / "model", runtime, asked, config)
+    assert any(plan.by_draft_model for plan, _ in steps)
+
+    def one(collectives: Collectives) -> list[StepResult]:
+        return replayed(tmp_path / "model", runtime, [plan for plan, _ in steps], collectives, config)
+
+    for result, (_, expected) in zip(on_shared_memory(2, one)[0], steps, strict=True):
         assert_same(result, expected)
