@@ -22,6 +22,7 @@ from server.child import EXIT_BAD_CONFIGURATION, socket_address, socket_path
 from server.children import EngineProcess, describe, start_api
 from server.config import ServeConfig
 from server.health_port import HealthBoard, HealthServer
+from server.memory_guard import MemoryGuard
 from server.options import OptionError
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Supervisor:
         self._drain_deadline: float | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        self._memory = MemoryGuard(config.process.min_free_memory)
         self._health = HealthBoard(config.process.stall_timeout)
         if config.process.health_port:
             HealthServer(config.process.host, config.process.health_port, self._health)
@@ -86,9 +88,18 @@ class Supervisor:
 
     def _keep_spare(self) -> None:
         """After a loss: what has happened once may happen again, and torch takes a good second to import. Not before:
-        a spare takes 150 MB. Not while the streams that waited for the engine want the processor."""
-        if self._spare is None and self._engine.generation and self._ready_at + SPARE_SECONDS < time.monotonic():
+        a spare takes 150 MB, and it goes while memory is scarce. Not while the streams that waited for the engine want
+        the processor."""
+        self._memory.look()
+        if self._memory.is_scarce:
+            self._end_spare()
+        elif self._spare is None and self._engine.generation and self._ready_at + SPARE_SECONDS < time.monotonic():
             self._spare = self._new_engine(self._engine.generation + 1)
+
+    def _end_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.end()
+        self._spare = None
 
     def run(self) -> int:
         """Watch until told to stop or a process fails for good; the exit code of `firstlight serve`."""
@@ -99,9 +110,8 @@ class Supervisor:
         finally:
             self._send(wire.Drain(0.0))
             self._api.end(KILL_GRACE_SECONDS)
-            for engine in (self._engine, self._spare):
-                if engine is not None:
-                    engine.end()
+            self._engine.end()
+            self._end_spare()
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
