@@ -26,6 +26,7 @@ KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
 MAX_THREADS = 1024
 """More than any machine has cores; far more end the engine, since the system refuses to make them."""
+LAST_PORT = 65535
 MAX_RANKS = 64
 """That share memory; see `kernels/collective.cpp`."""
 
@@ -102,10 +103,19 @@ class RuntimeConfig:
         metadata={"help": "compute threads of a rank; 0: the cores that this process may use, divided among the ranks"},
     )
     tensor_parallel_size: int = field(
-        default=1, metadata={"help": "processes (ranks) that share every layer of the model on this machine"}
+        default=1, metadata={"help": "processes (ranks) that share every layer of the model"}
     )
     enable_expert_parallel: bool = field(
         default=False, metadata={"help": "give each rank some experts of a mixture instead of columns of all"}
+    )
+    nnodes: int = field(
+        default=1,
+        metadata={"help": "machines that share the model; each runs serve with the same options, but for node-rank"},
+    )
+    node_rank: int = field(default=0, metadata={"help": "of this machine; 0 is the one that clients speak to"})
+    master_addr: str = field(default="127.0.0.1", metadata={"help": "address of machine 0 for the others"})
+    master_port: int = field(
+        default=29500, metadata={"help": "first of the ports there for the others, one a rank and one more"}
     )
     collective_timeout: float = field(
         default=60.0,
@@ -119,10 +129,22 @@ class RuntimeConfig:
                 raise ValueError(f"{name} must not be negative")
         if not 1 <= self.tensor_parallel_size <= MAX_RANKS:
             raise ValueError(f"tensor_parallel_size must be from 1 to {MAX_RANKS}")
+        if self.nnodes < 1 or self.tensor_parallel_size % self.nnodes:
+            raise ValueError("nnodes must divide tensor_parallel_size")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ValueError(f"node_rank must be from 0 to {self.nnodes - 1}")
+        if not 1 <= self.master_port <= LAST_PORT - self.tensor_parallel_size:
+            raise ValueError(f"master_port must be from 1 to {LAST_PORT - self.tensor_parallel_size}")
         if self.collective_timeout <= 0:
             raise ValueError("collective_timeout must be positive")
         if self.threads > MAX_THREADS:
             raise ValueError(f"threads must be at most {MAX_THREADS}")
+
+    @property
+    def own_ranks(self) -> range:
+        """Those of this machine."""
+        count = self.tensor_parallel_size // self.nnodes
+        return range(self.node_rank * count, (self.node_rank + 1) * count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from model_runtime.config import RuntimeConfig
 from model_runtime.parallel import Alone, Collectives, Layout, connect
 from model_runtime.rank_stats import RankStats
 from model_runtime.shared_collectives import SharedMemoryCollectives
@@ -85,6 +86,29 @@ def local_place(layout: Layout, folder: Path, generation: int, region: int) -> P
             plans=tuple(f"ipc://{base}-{rank}" for rank in range(1, layout.size)), reports=f"ipc://{base}-0"
         ),
     )
+
+
+def remote_place(layout: Layout, runtime: RuntimeConfig) -> Place:
+    """Ranks are on several machines, of which the first listens."""
+    host, port = runtime.master_addr, runtime.master_port
+    return Place(
+        layout=layout,
+        ranks_here=len(runtime.own_ranks),
+        region=None,
+        rendezvous=f"tcp://{host}:{port}",
+        endpoints=Endpoints(
+            plans=tuple(f"tcp://{host}:{port + 1 + rank}" for rank in range(1, layout.size)),
+            reports=f"tcp://{host}:{port + 1}",
+        ),
+    )
+
+
+def place_of(rank: int, runtime: RuntimeConfig, folder: Path, generation: int, region: int) -> Place:
+    """Of a rank of the engine; `folder` and `region` are what the ranks of this machine have in common."""
+    layout = Layout(rank=rank, tensor_size=runtime.tensor_parallel_size)
+    if runtime.nnodes > 1:
+        return remote_place(layout, runtime)
+    return local_place(layout, folder, generation, region)
 
 
 def meet(place: Place, device: torch.device, is_compiled: bool, timeout_seconds: float) -> Collectives:

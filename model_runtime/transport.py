@@ -66,6 +66,10 @@ def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket
     return socket
 
 
+class LeaderLost(Exception):
+    """Rank 0 has ended."""
+
+
 class Followers:
     """Rank 0's side."""
 
@@ -129,6 +133,7 @@ class Leader:
         self._rank, self._received = rank, 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._plans = _socket(self._context, zmq.PULL)
+        self._losses = self._plans.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._plans.connect(endpoints.plans[rank - 1])
         self._reports = _socket(self._context, zmq.PUSH)
         self._reports.connect(endpoints.reports)
@@ -137,18 +142,25 @@ class Leader:
         """This rank is ready; what all have room for, when all are. `wait` as in `Followers.agree`."""
         self._reports.send(_encoder.encode(Ready(self._rank, own)))
         while not self._plans.poll(WAIT_MS):
+            self._check()
             wait()
         return _decode(_facts, self._plans.recv())
 
     def receive(self, timeout_ms: int) -> StepPlan | None:
-        """The next plan; None if there is none within the time. Raises FrameError for another one."""
+        """The next plan; None if there is none within the time. Raises FrameError for another one, LeaderLost if there
+        will be none."""
         if not self._plans.poll(timeout_ms):
+            self._check()
             return None
         number, plan = decode([frame.buffer for frame in self._plans.recv_multipart(copy=False)])
         if number != self._received:
             raise FrameError(f"plan {number} comes as number {self._received}")
         self._received += 1
         return plan
+
+    def _check(self) -> None:
+        if self._losses.poll(0):
+            raise LeaderLost("rank 0 has ended")
 
     def report(self, stats: RankStats) -> None:
         """Nothing, if rank 0 has not read the last ones: the next has their sums."""

@@ -19,6 +19,9 @@ from server.pulse import PulseWatch
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Compute threads sleep while they wait: one that spins on a busy core costs the gateway milliseconds."""
 
+RANK_SETTINGS = OPENMP_SETTINGS | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+"""Rank 0 listens for the others, also where torchrun started the server and listens itself."""
+
 MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 """Freed blocks of a megabyte go back to the system at once. Otherwise the C library learns from the first images to
 keep blocks of up to 32 MiB in each thread's heap: a few photographs leave the API process 100 MB larger for good."""
@@ -85,22 +88,25 @@ class Rank:
         self.child = Child(
             module,
             [run_dir, generation, self.pulse.pipe, *others],
-            OPENMP_SETTINGS,
+            RANK_SETTINGS,
             when_orphaned=signal.SIGKILL,
             inherited=[self.pulse.pipe, *inherited],
         )
 
 
 class EngineProcess:
-    """An engine: one process, or several ranks that begin and end together."""
+    """An engine: one process, or several ranks that begin and end together. On another machine than the first, its
+    ranks."""
 
-    def __init__(self, run_dir: Path, generation: int, size: int) -> None:
-        """`size` is the number of ranks."""
+    def __init__(self, run_dir: Path, generation: int, numbers: range) -> None:
+        """`numbers` are the ranks of this machine, of which 0 is the engine itself."""
         self.generation = generation
-        region = make_region(size)
-        self._ranks = [Rank("server.engine_process", [run_dir, generation, region], [region])]
-        for rank in range(1, size):
-            self._ranks.append(Rank("server.rank_process", [run_dir, generation, region, rank], [region]))
+        region = make_region(len(numbers))
+        modules = ["server.rank_process" if number else "server.engine_process" for number in numbers]
+        self._ranks = [
+            Rank(module, [run_dir, generation, region, number], [region])
+            for module, number in zip(modules, numbers, strict=True)
+        ]
         os.close(region)
         self._killed_for = ""
         self._is_to_blame = True

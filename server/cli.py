@@ -14,6 +14,7 @@ from server.config import add_arguments, resolve
 from server.embedded import EmbeddedModelMissing
 from server.models import ModelNotFound
 from server.options import OptionError
+from server.torchrun import torchrun_variables
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
         if arguments.command == "serve":
-            code = serve_command.run(resolve(arguments, os.environ))
+            code = serve_command.run(resolve(arguments, torchrun_variables(os.environ) | dict(os.environ)))
         elif arguments.command == "chat":
             code = chat_command.run(arguments)
         elif arguments.command == "loadtest":

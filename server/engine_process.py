@@ -13,9 +13,8 @@ from pathlib import Path
 import zmq
 
 from model_runtime.executor import load_executor
-from model_runtime.group import Place, local_place
+from model_runtime.group import Place, place_of
 from model_runtime.memory import PlanError
-from model_runtime.parallel import Layout
 from model_runtime.weights.errors import CheckpointError
 from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
@@ -58,15 +57,15 @@ def die_before_the_gateway() -> None:
 
 
 def main() -> None:
-    """Run by `child_entry.py` with RUN_DIR GENERATION PIPE REGION, configuration on standard input. The pulse goes to
-    the pipe; the region is memory that the ranks share."""
+    """Run by `child_entry.py` with RUN_DIR GENERATION PIPE REGION 0, configuration on standard input. The pulse goes
+    to the pipe; the region is memory that the ranks share."""
     die_before_the_gateway()
     start = start_child("engine")
-    generation, pipe, region = map(int, sys.argv[2:])
+    generation, pipe, region, rank = map(int, sys.argv[2:])
     pulse = Pulse(pipe, start.config.process.step_timeout)
-    size = start.config.runtime.tensor_parallel_size
-    layout = Layout(rank=0, tensor_size=size)
-    place = local_place(layout, start.run_dir, generation, region) if size > 1 else None
+    runtime = start.config.runtime
+    is_alone = runtime.tensor_parallel_size == 1
+    place = None if is_alone else place_of(rank, runtime, start.run_dir, generation, region)
     os.nice(NICENESS)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)

@@ -6,9 +6,8 @@ Started by the supervisor (`children.py`) by way of `child_entry.py`, like the e
 import os
 import sys
 
-from model_runtime.group import local_place
+from model_runtime.group import place_of
 from model_runtime.memory import PlanError
-from model_runtime.parallel import Layout
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.worker import load_follower
 from server.child import EXIT_BAD_CONFIGURATION, start_child
@@ -25,8 +24,7 @@ def main() -> None:
     config = start.config
     pulse = Pulse(pipe, config.process.step_timeout)
     os.nice(NICENESS)
-    layout = Layout(rank=rank, tensor_size=config.runtime.tensor_parallel_size)
-    place = local_place(layout, start.run_dir, generation, region)
+    place = place_of(rank, config.runtime, start.run_dir, generation, region)
     try:
         path = resolve_model(config.model).path
         follower = load_follower(path, config.runtime, config.scheduler, place, lambda: None)

@@ -5,6 +5,7 @@ import shlex
 import time
 
 import msgspec
+import setproctitle
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -12,6 +13,7 @@ from model_runtime.config import RuntimeInfo
 from server import supervisor, wire
 from server.config import ServeConfig
 from server.models import resolve_model
+from server.node import Node
 
 
 class StartDisplay:
@@ -88,6 +90,10 @@ def run(config: ServeConfig) -> int:
     logging.getLogger().setLevel(config.process.log_level.upper())
     name = config.gateway.model_names(resolve_model(config.model).name)[0]
     console = Console()
+    if config.runtime.node_rank > 0:
+        console.print(f"firstlight: ranks of machine {config.runtime.node_rank} for {name}", highlight=False)
+        setproctitle.setproctitle("firstlight: node")
+        return Node(config).run()
     console.print(f"firstlight: starting {name}", highlight=False)
     display = StartDisplay(console, name, bool(config.gateway.api_key))
     try:

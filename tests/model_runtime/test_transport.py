@@ -12,7 +12,7 @@ from model_runtime.group import local_place
 from model_runtime.parallel import Layout
 from model_runtime.plan_frames import FrameError, encode
 from model_runtime.rank_stats import RankStats
-from model_runtime.transport import Endpoints, Followers, Leader, PoolFacts
+from model_runtime.transport import Endpoints, Followers, Leader, LeaderLost, PoolFacts
 from tests.model_runtime.test_plan_frames import differences, full_plan
 
 WAIT_MS = 20_000
@@ -110,10 +110,22 @@ def test_waiting_for_ranks_can_be_ended(endpoints: Endpoints) -> None:
         raise KeyboardInterrupt
 
     followers, leader = Followers(endpoints, 0.3), Leader(endpoints, 1)
-    for side in (followers, leader):
+    for side in (leader, followers):
         with pytest.raises(KeyboardInterrupt):
             side.agree(PoolFacts(1, 1, 0), wait)
         side.close()
+
+
+def test_the_end_of_rank_0_is_noticed(both: tuple[Followers, list[Leader]]) -> None:
+    followers, leaders = both
+    followers.close()
+
+    def wait() -> None:
+        for _ in range(200):
+            leaders[0].receive(100)
+
+    with pytest.raises(LeaderLost):
+        wait()
 
 
 def test_a_follower_that_does_not_read_is_an_assertion(endpoints: Endpoints) -> None:

@@ -1,0 +1,59 @@
+"""`firstlight serve` on another machine than the first: its ranks, started again whenever one ends.
+
+The process that `serve` is there; the first machine has the gateway and the engine. Ranks end when the engine does, and
+wait for the next one.
+"""
+
+import logging
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+from server.child import EXIT_BAD_CONFIGURATION
+from server.children import EngineProcess
+from server.config import ServeConfig
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+RETRY_SECONDS = 0.5
+
+
+class Node:
+    """The ranks of this machine."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config, self._stopping = config, False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def run(self) -> int:
+        """Until told to stop, or a rank finds the configuration at fault."""
+        folder = Path(tempfile.mkdtemp(prefix="firstlight-"))
+        try:
+            generation = 0
+            while (code := self._run_once(folder, generation)) != EXIT_BAD_CONFIGURATION and not self._stopping:
+                time.sleep(RETRY_SECONDS)
+                generation += 1
+            return 0 if self._stopping else code
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run_once(self, folder: Path, generation: int) -> int:
+        ranks = EngineProcess(folder, generation, self._config.runtime.own_ranks)
+        try:
+            ranks.configure(self._config)
+            while (code := ranks.exit_code) is None and not self._stopping:
+                time.sleep(POLL_SECONDS)
+                ranks.kill_if_stalled(self._config.process)
+            if code is not None:
+                logger.error("the engine's part on this machine %s", ranks.how_it_ended)
+            return code or 0
+        finally:
+            ranks.end()
