@@ -29,6 +29,8 @@ MAX_THREADS = 1024
 LAST_PORT = 65535
 MAX_RANKS = 64
 """That share memory; see `kernels/collective.cpp`."""
+MAX_COLLECTIVE_TIMEOUT = 24 * 3600
+"""Seconds. Sockets and kernels count time in integers, which far more would not fit into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +137,8 @@ class RuntimeConfig:
             raise ValueError(f"node_rank must be from 0 to {self.nnodes - 1}")
         if not 1 <= self.master_port <= LAST_PORT - self.tensor_parallel_size:
             raise ValueError(f"master_port must be from 1 to {LAST_PORT - self.tensor_parallel_size}")
-        if self.collective_timeout <= 0:
-            raise ValueError("collective_timeout must be positive")
+        if not 0 < self.collective_timeout <= MAX_COLLECTIVE_TIMEOUT:
+            raise ValueError(f"collective_timeout must be positive and at most {MAX_COLLECTIVE_TIMEOUT}")
         if self.threads > MAX_THREADS:
             raise ValueError(f"threads must be at most {MAX_THREADS}")
 

@@ -138,6 +138,7 @@ def test_sizes(text: str, size: int) -> None:
         (["--node-rank", "1"], {}, "node_rank must be from 0 to 0"),
         (["--master-port", "65535"], {}, "master_port must be from 1 to 65534"),
         (["--collective-timeout", "0"], {}, "collective_timeout must be positive"),
+        (["--collective-timeout", "86401"], {}, "collective_timeout must be positive and at most 86400"),
         (["--api-key", ""], {}, "--api-key: must not be empty"),
         ([], {"FIRSTLIGHT_API_KEY": " , "}, "FIRSTLIGHT_API_KEY: must not be empty"),
         (["--config", "/nowhere.yaml"], {}, "/nowhere.yaml"),
