@@ -1,7 +1,4 @@
-"""What the ranks of an engine cost each other, in /metrics. API process; registered by `server/metrics.py`.
-
-Counters begin at 0 with each engine: what is of interest is how they grow, and Prometheus knows of such resets.
-"""
+"""What the ranks of an engine cost each other, in /metrics. API process; registered by `server/metrics.py`."""
 
 from collections.abc import Callable, Iterator
 
@@ -20,16 +17,33 @@ _COUNTERS = {
 
 
 class RankCollector:
-    """A series for each rank; none for an engine of one."""
+    """A series for each rank; none for an engine of one. As those of the engine, its counters never fall: what a
+    restarted engine's ranks count from 0 is added to what their predecessors were last seen with."""
 
     def __init__(self, stats: Callable[[], Stats | None], prefix: str, model_name: str) -> None:
         self._stats, self._prefix, self._model_name = stats, prefix, model_name
+        self._last: Stats | None = None
+        self._base: dict[int, dict[str, float]] = {}
+        """Of lost engines, by rank and field."""
 
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape."""
         stats = self._stats()
+        if stats is not None:
+            if self._last is not None and stats.generation != self._last.generation:
+                self._base = self._sums()
+            self._last = stats
+        sums = self._sums()
         for field, (name, text) in _COUNTERS.items():
             counter = CounterMetricFamily(self._prefix + name, text, labels=["model_name", "rank"])
-            for rank in stats.ranks if stats else ():
-                counter.add_metric([self._model_name, str(rank.rank)], getattr(rank, field))
+            for rank, counts in sorted(sums.items()):
+                counter.add_metric([self._model_name, str(rank)], counts[field])
             yield counter
+
+    def _sums(self) -> dict[int, dict[str, float]]:
+        """Of lost engines and the last one."""
+        sums = dict(self._base)
+        for rank in self._last.ranks if self._last else ():
+            before = sums.get(rank.rank, dict.fromkeys(_COUNTERS, 0))
+            sums[rank.rank] = {field: before[field] + getattr(rank, field) for field in _COUNTERS}
+        return sums

@@ -31,30 +31,33 @@ def scrape(app: FastAPI) -> dict[str, float]:
     return found
 
 
-def test_each_rank_has_its_series() -> None:
-    ranks = tuple(
-        RankStats(
-            rank=rank,
-            steps=7,
-            step_seconds=0.5 + rank,
-            collectives=420,
-            sent_bytes=2**20,
-            collective_seconds=0.25,
-            waiting_seconds=0.125,
-        )
-        for rank in range(2)
+def rank_stats(rank: int) -> RankStats:
+    return RankStats(
+        rank=rank,
+        steps=7,
+        step_seconds=0.5 + rank,
+        collectives=420,
+        sent_bytes=2**20,
+        collective_seconds=0.25,
+        waiting_seconds=0.125,
     )
-    engine = FakeEngine()
-    engine.stats = structs.replace(make_stats(), ranks=ranks)
-    answer = run(call(make_app(engine), "GET", "/metrics"))
-    found = {
-        (sample.name, sample.labels["rank"]): sample.value
-        for family in text_string_to_metric_families(answer.body.decode())
+
+
+def rank_series(app: FastAPI) -> dict[tuple[str, str], float]:
+    """By name and rank."""
+    return {
+        (sample.name.removeprefix("firstlight:rank_").removesuffix("_total"), sample.labels["rank"]): sample.value
+        for family in text_string_to_metric_families(run(call(app, "GET", "/metrics")).body.decode())
         for sample in family.samples
         if "rank" in sample.labels
     }
-    assert found == {
-        (f"firstlight:rank_{name}_total", rank): value
+
+
+def test_each_rank_has_its_series() -> None:
+    engine = FakeEngine()
+    engine.stats = structs.replace(make_stats(), ranks=(rank_stats(0), rank_stats(1)))
+    assert rank_series(make_app(engine)) == {
+        (name, rank): value
         for rank in ("0", "1")
         for name, value in {
             "steps": 7,
@@ -65,6 +68,23 @@ def test_each_rank_has_its_series() -> None:
             "waiting_seconds": 0.125,
         }.items()
     }
+
+
+def test_counters_of_ranks_never_fall() -> None:
+    """A new engine's count from 0, and its followers are heard of later."""
+    engine = FakeEngine()
+    app = make_app(engine)
+
+    def steps(generation: int | None, *ranks: int) -> dict[str, float]:
+        stats = structs.replace(make_stats(), generation=generation or 0, ranks=tuple(map(rank_stats, ranks)))
+        engine.stats = None if generation is None else stats
+        return {rank: value for (name, rank), value in rank_series(app).items() if name == "steps"}
+
+    assert steps(0, 0, 1) == {"0": 7, "1": 7}
+    assert steps(None) == {"0": 7, "1": 7}
+    assert steps(1, 0) == {"0": 14, "1": 7}
+    assert steps(1, 0, 1) == {"0": 14, "1": 14}
+    assert steps(2, 0) == {"0": 21, "1": 14}
 
 
 def test_names() -> None:
