@@ -68,10 +68,14 @@ class Server:
         return now["running"] == now["waiting"] == 0 and now["free_blocks"] == now["total_blocks"]
 
     def children(self) -> dict[str, psutil.Process]:
-        """The API and engine processes by title."""
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        named = [(" ".join(child.cmdline()), child) for child in found]
-        return {name.removeprefix("firstlight: ").strip(): child for name, child in named if "firstlight: " in name}
+        """The API and engine processes by title, but for those that are just ending."""
+        named: dict[str, psutil.Process] = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                title = " ".join(child.cmdline())
+                if title.startswith("firstlight: "):
+                    named[title.removeprefix("firstlight: ").strip()] = child
+        return named
 
     def progress(self) -> dict[str, float]:
         return httpx.get(self.url + "/health/progress", timeout=10).json()
