@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <sched.h>
 #include <unistd.h>
 #if defined(__linux__)
 #include <climits>
@@ -20,7 +21,10 @@
 
 namespace {
 
-constexpr int SPINS = 500;                // some 10 microseconds
+constexpr int SPINS = 500;  // some 10 microseconds
+// Then it gives the core to whoever wants it, such as the rank it waits for, but stays awake: who sleeps comes back late,
+// so that the others wait for it at the next sum, and sleep.
+constexpr int YIELDS = 300;
 constexpr int64_t SLICE_NS = 20'000'000;  // of a longer wait, after which it looks whether the rank lives
 constexpr int64_t LINE = 64, PAGE = 4096;
 constexpr int64_t BLOCK = 1024;  // floats that are summed in the nearest cache
@@ -84,6 +88,8 @@ bool wait_for(const Collective& c, int64_t rank) {
     Line& other = line(c, rank);
     const auto arrived = [&] { return int32_t(other.arrivals.load() - uint32_t(c.arrivals)) >= 0; };
     for (int i = 0; i < SPINS; i++, pause())
+        if (arrived()) return true;
+    for (int i = 0; i < YIELDS; i++, sched_yield())
         if (arrived()) return true;
     for (int64_t waited = 0; !arrived();) {
         const int64_t began = now();
