@@ -29,7 +29,6 @@ RUNTIME_USERS = {
     "server/engine_process.py",
     "server/rank_process.py",
     "server/other_ranks.py",
-    "server/supervisor.py",
     "server/doctor.py",
     "server/engine_bench.py",
     "server/speculation_bench.py",

@@ -51,7 +51,11 @@ class Gateway:
     def check_model(self, name: str) -> None:
         """Raises NotFound for a model that is not served."""
         if name not in self.model_names:
-            raise NotFound(f"The model `{name[:100]}` does not exist.", param="model", code="model_not_found")
+            raise NotFound(
+                f"The model `{name[:100]}` does not exist; `{self.model_names[0]}` is served here.",
+                param="model",
+                code="model_not_found",
+            )
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -198,7 +198,7 @@ def test_unknown_model() -> None:
     answer = chat(make_app(FakeEngine()), model="gpt-x")
     assert answer.status == 404
     assert answer.error == {
-        "message": "The model `gpt-x` does not exist.",
+        "message": "The model `gpt-x` does not exist; `tiny` is served here.",
         "type": "invalid_request_error",
         "param": "model",
         "code": "model_not_found",
