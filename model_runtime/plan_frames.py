@@ -13,7 +13,7 @@ from scheduler.plan import INT, ImageJobs, ImagePixels, ImageSpans, SampleRows, 
 
 Frame = bytes | memoryview
 ITEM = array(INT).itemsize
-NUM_BUFFERS = 17
+NUM_BUFFERS = 18
 
 
 class FrameError(Exception):
@@ -54,13 +54,13 @@ def _buffers(plan: StepPlan) -> "tuple[array[int], ...]":
         *(plan.token_ids, plan.query_lens, plan.kv_lens, plan.block_tables, plan.rope_positions, plan.drop_slots),
         *(jobs.slots, jobs.num_embeddings),
         *(spans.rows, spans.lengths, spans.slots, spans.firsts, spans.starts, spans.ends),
-        *(plan.sample.rows, plan.score.rows, plan.free_blocks),
+        *(plan.sample.rows, plan.score.rows, plan.free_blocks, plan.state_slots),
     )
 
 
 def _plan(head: PlanHead, buffers: "Sequence[array[int]]", pixels: tuple[ImagePixels, ...]) -> StepPlan:
     token_ids, query_lens, kv_lens, tables, positions, drops, jobs, counts = buffers[:8]
-    rows, lengths, slots, firsts, starts, ends, sampled, scored, free = buffers[8:]
+    rows, lengths, slots, firsts, starts, ends, sampled, scored, free, states = buffers[8:]
     return StepPlan(
         step_id=head.step_id,
         token_ids=token_ids,
@@ -74,6 +74,7 @@ def _plan(head: PlanHead, buffers: "Sequence[array[int]]", pixels: tuple[ImagePi
         sample=SampleRows(rows=sampled),
         score=ScoreRows(rows=scored),
         free_blocks=free,
+        state_slots=states,
         by_draft_model=head.by_draft_model,
     )
 

@@ -24,9 +24,8 @@ NOT_SENT = {("sample", field.name) for field in fields(SampleRows) if field.name
     ("score", "targets"),
     ("score", "top_logprobs"),
     *(("pool", name) for name in ("rows", "counts", "sums", "sum_offsets")),
-    ("state_slots",),
 }
-"""What only rank 0 needs: it alone samples, scores, pools, and goes on from states."""
+"""What only rank 0 needs: it alone samples, scores and pools."""
 
 
 def full_plan() -> StepPlan:
@@ -60,6 +59,7 @@ def full_plan() -> StepPlan:
         rope_positions=some(15),
         drop_slots=some(1),
         free_blocks=some(4),
+        state_slots=some(2),
         encode=ImageJobs(slots=some(2), num_embeddings=some(2), pixels=pixels),
         images=ImageSpans(rows=some(1), lengths=some(1), slots=some(1), firsts=some(1), starts=some(1), ends=some(1)),
         by_draft_model=True,
