@@ -58,15 +58,16 @@ class Executor:
             return self._runner.run(plan)
         self._others.followers.send(plan)
         with self._others.meter.step():
-            result = self._runner.run(plan)
-        self._others.followers.wait_for_reports(0)
-        return result
+            return self._runner.run(plan)
 
     @property
     def ranks(self) -> tuple[RankStats, ...]:
         """What each rank has done, as far as is known; none for one alone."""
-        others = self._others
-        return () if others is None else (others.meter.stats, *others.followers.stats.values())
+        if self._others is None:
+            return ()
+        followers = self._others.followers
+        followers.wait_for_reports(0)
+        return (self._others.meter.stats, *followers.stats.values())
 
 
 @dataclass(frozen=True, slots=True)

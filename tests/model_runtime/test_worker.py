@@ -1,12 +1,15 @@
 """The loop of a rank that follows, with a runner that only notes what it is asked for."""
 
+import time
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from model_runtime.group import local_place
-from model_runtime.parallel import Collectives, Layout
+from model_runtime.config import RuntimeInfo
+from model_runtime.executor import Executor, OtherRanks
+from model_runtime.group import StepMeter, local_place
+from model_runtime.parallel import Alone, Collectives, Layout
 from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Runner
 from model_runtime.transport import Followers, Leader, PoolFacts
@@ -45,21 +48,26 @@ def test_plans_are_computed_and_reported(tmp_path: Path) -> None:
             Follower(cast(Runner, runner), leader, collectives).run(enough)
         leader.close()
 
-    def lead() -> dict[int, RankStats]:
+    def lead() -> tuple[RankStats, ...]:
+        """Rank 0 hears of the other without a step of its own."""
         followers = Followers(place.endpoints, 5.0)
         followers.agree(PoolFacts(1, 1, 0), lambda: None)
         for _ in range(2):
             followers.send(full_plan())
-        followers.wait_for_reports(5000)
+        others = OtherRanks(followers, StepMeter(Alone()))
+        executor = Executor(cast(Runner, runner), cast(RuntimeInfo, None), others)
+        deadline = time.monotonic() + 5.0
+        while len(known := executor.ranks) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
         followers.close()
-        return followers.stats
+        return known
 
-    def one(collectives: Collectives) -> dict[int, RankStats]:
+    def one(collectives: Collectives) -> tuple[RankStats, ...]:
         if collectives.rank == 0:
             return lead()
         follow(collectives)
-        return {}
+        return ()
 
-    reports, _ = on_shared_memory(2, one)
+    known, _ = on_shared_memory(2, one)
     assert runner.steps == [full_plan().step_id] * 2
-    assert [(stats.rank, stats.collectives) for stats in reports.values()] == [(1, 0)]
+    assert [(stats.rank, stats.collectives) for stats in known] == [(0, 0), (1, 0)]
