@@ -4,6 +4,8 @@
 model length, end tokens) is in `Executor.info` and nowhere else.
 """
 
+import hashlib
+import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -133,7 +135,8 @@ def load_runner(
         whole_experts=runtime.enable_expert_parallel,
     )
     part = load_draft(model_path, scheduler, runtime, model, ops, device, precision, ranks.collectives)
-    info = _agreed(_plan(model, part, describe(ops, device), runtime, scheduler, budget), ranks)
+    info = _plan(model, part, describe(ops, device), runtime, scheduler, budget)
+    info = _agreed(info, likeness(model, runtime, scheduler), ranks)
     return _runner(model, part, info, ops, runtime, scheduler, device, ranks.collectives), info
 
 
@@ -143,9 +146,19 @@ def _check_ranks(ranks: Ranks, device: torch.device) -> None:
         raise PlanError("tensor_parallel_size above 1 is only for --device cpu")
 
 
-def _agreed(info: RuntimeInfo, ranks: Ranks) -> RuntimeInfo:
+def likeness(model: LoadedModel, runtime: RuntimeConfig, scheduler: SchedulerConfig) -> str:
+    """A digest of what ranks must have alike, for they may have been started with other options or files on another
+    machine. Of the weights, those of the last norm, which every rank has whole."""
+    computes = (runtime.kv_cache_dtype, runtime.kernels, runtime.quantization, runtime.activation_dtype)
+    shares = (runtime.tensor_parallel_size, runtime.enable_expert_parallel, runtime.encoder_cache_bytes)
+    version = importlib.metadata.version("firstlight")
+    alike = (version, model.config, model.kv_type, model.decoder.norm_C.tolist(), computes, shares, scheduler)
+    return hashlib.sha256(repr(alike).encode()).hexdigest()
+
+
+def _agreed(info: RuntimeInfo, likeness: str, ranks: Ranks) -> RuntimeInfo:
     """With no more room than the rank that has least."""
-    facts = ranks.agree(PoolFacts(info.num_blocks, info.max_model_len, info.max_image_pixels))
+    facts = ranks.agree(PoolFacts(info.num_blocks, info.max_model_len, info.max_image_pixels, likeness))
     return replace(
         info,
         num_blocks=facts.num_blocks,

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 import zmq
 
+from model_runtime.memory import PlanError
 from model_runtime.plan_frames import FrameError, decode, encode
 from model_runtime.rank_stats import RankStats
 from scheduler.plan import StepPlan
@@ -38,6 +39,8 @@ class PoolFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     num_blocks: int
     max_model_len: int
     max_image_pixels: int
+    likeness: str = ""
+    """Equal in all ranks: what they compute, and how (`executor.likeness`)."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready", forbid_unknown_fields=True):
@@ -88,7 +91,8 @@ class Followers:
 
     def agree(self, own: PoolFacts, wait: Callable[[], None]) -> PoolFacts:
         """Wait until every follower is ready; the least of what all have room for, which they are told. `wait` is
-        called several times a second, and may raise."""
+        called several times a second, and may raise. Raises PlanError for a follower that would compute something else
+        than this rank."""
         facts: dict[int, PoolFacts] = {}
         while len(facts) < len(self._plans):
             wait()
@@ -96,6 +100,11 @@ class Followers:
                 message = _decode(_reports, self._reports.recv())
                 if not isinstance(message, Ready) or not 1 <= message.rank <= len(self._plans):
                     raise FrameError(f"{message} comes before every rank is ready")
+                if message.facts.likeness != own.likeness:
+                    raise PlanError(
+                        f"rank {message.rank} has another model, version or options than rank 0: "
+                        "start serve with the same on all machines"
+                    )
                 facts[message.rank] = message.facts
         agreed = _least([own, *facts.values()])
         for socket in self._plans:
@@ -184,4 +193,5 @@ def _least(facts: list[PoolFacts]) -> PoolFacts:
         min(fact.num_blocks for fact in facts),
         min(fact.max_model_len for fact in facts),
         min(fact.max_image_pixels for fact in facts),
+        facts[0].likeness,
     )

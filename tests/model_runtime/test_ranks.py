@@ -8,14 +8,16 @@ import pytest
 from model_runtime.config import RuntimeConfig
 from model_runtime.executor import load_executor, load_runner
 from model_runtime.group import Ranks
-from model_runtime.parallel import Collectives
+from model_runtime.parallel import Alone, Collectives
+from model_runtime.transport import PoolFacts
 from scheduler.config import SchedulerConfig, SpeculativeConfig, SpeculativeMethod
 from scheduler.plan import StepPlan, StepResult, ints
 from scheduler.request import Request, SamplingParams
 from server.engine import make_scheduler
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, make_model
 from tests.model_runtime.ranks import on_shared_memory, on_threads
 from tests.model_runtime.test_next_token import make as make_predicting
+from tests.model_runtime.test_tensor_parallel import First, Last
 from tests.vision.preprocess_pictures import as_pil, picture
 from tests.vlm import make_vlm
 from tests.vlm_engine import Gateway, request
@@ -124,3 +126,38 @@ def test_ranks_draft_together(tmp_path: Path, method: SpeculativeMethod) -> None
 
     for result, (_, expected) in zip(on_shared_memory(2, one)[0], steps, strict=True):
         assert_same(result, expected)
+
+
+class Facts(Exception):
+    """Ends loading where ranks agree."""
+
+    def __init__(self, facts: PoolFacts) -> None:
+        self.facts = facts
+
+
+def likeness(folder: Path, runtime: RuntimeConfig, config: SchedulerConfig, rank: Alone) -> str:
+    """What the rank tells the others of itself."""
+
+    def agree(facts: PoolFacts) -> PoolFacts:
+        raise Facts(facts)
+
+    with pytest.raises(Facts) as told:
+        load_runner(folder, runtime, config, lambda *told: None, Ranks(collectives=rank, ranks_here=2, agree=agree))
+    return told.value.facts.likeness
+
+
+def test_ranks_are_alike_if_they_compute_the_same(tmp_path: Path) -> None:
+    """Memory and threads may differ."""
+    for name, overrides in {"model": {}, "wider": {"intermediate_size": 160}}.items():
+        make_checkpoint(tmp_path / name, "llama", overrides)
+    make_model("llama", {}, seed=1).save_pretrained(tmp_path / "other")
+    own, runtime = tmp_path / "model", replace(RUNTIME, max_model_len=256)
+    first = likeness(own, runtime, SCHEDULER, First())
+    assert first == likeness(own, replace(runtime, threads=2, num_kv_blocks=64), SCHEDULER, Last())
+    others = {
+        likeness(tmp_path / "wider", runtime, SCHEDULER, Last()),
+        likeness(tmp_path / "other", runtime, SCHEDULER, Last()),
+        likeness(own, replace(runtime, kv_cache_dtype="int8"), SCHEDULER, Last()),
+        likeness(own, runtime, replace(SCHEDULER, block_size=32), Last()),
+    }
+    assert len(others - {first}) == 4

@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from model_runtime.group import local_place
+from model_runtime.memory import PlanError
 from model_runtime.parallel import Layout
 from model_runtime.plan_frames import FrameError, encode
 from model_runtime.rank_stats import RankStats
@@ -103,6 +104,18 @@ def test_nonsense_is_a_typed_error(endpoints: Endpoints) -> None:
             with pytest.raises(FrameError):
                 followers.agree(PoolFacts(1, 1, 0), lambda: None)
     followers.close()
+
+
+def test_a_rank_that_would_compute_something_else_is_refused(endpoints: Endpoints) -> None:
+    followers, leader = Followers(endpoints, 0.3), Leader(endpoints, 1)
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(leader.agree, PoolFacts(1, 1, 0, "int8"), lambda: None)
+        with pytest.raises(PlanError, match="rank 1 has another model, version or options than rank 0"):
+            followers.agree(PoolFacts(1, 1, 0, "float16"), lambda: None)
+        followers.close()
+        with pytest.raises(LeaderLost):
+            joining.result(20)
+    leader.close()
 
 
 def test_waiting_for_ranks_can_be_ended(endpoints: Endpoints) -> None:
