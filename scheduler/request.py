@@ -38,6 +38,8 @@ class OutputGrammar:
     """The output is JSON from this mark on, "" from its beginning; None where none of it is."""
     json_begins: tuple[str, ...] = ()
     """Where not all of that is JSON: what stands before each piece."""
+    close_before_max_tokens: bool = False
+    """Towards max_tokens also ban what would leave too few tokens for it to be whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

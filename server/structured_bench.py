@@ -15,7 +15,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -146,7 +146,7 @@ class Bench:
         return self._tokenizer.encode(text, add_special_tokens=False, allow_special=True)
 
 
-def generate(bench: Bench, count: int, sequences: int, max_tokens: int) -> Iterator[Output]:
+def generate(bench: Bench, count: int, sequences: int, max_tokens: int, closing: bool) -> Iterator[Output]:
     """`count` outputs, for the schemas in turn."""
     schemas = json.loads(SCHEMAS.read_text())
     jobs = [(schemas[index % len(schemas)], TEMPERATURES[index % len(TEMPERATURES)]) for index in range(count)]
@@ -161,7 +161,10 @@ def generate(bench: Bench, count: int, sequences: int, max_tokens: int) -> Itera
                     temperature=temperature,
                     seed=first + seq_id,
                     eos_token_ids=bench.eos_token_ids,
-                    grammar=bench.grammar_of(entry["schema"] | {"$comment": f"output {first + seq_id}"}),
+                    grammar=replace(
+                        bench.grammar_of(entry["schema"] | {"$comment": f"output {first + seq_id}"}),
+                        close_before_max_tokens=closing,
+                    ),
                 ),
             )
             for seq_id, (entry, temperature) in enumerate(batch)
@@ -195,6 +198,7 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--generations", type=int, default=500, metavar="N", help="in all (default: 500)")
     group.add_argument("--sequences", type=int, default=16, metavar="N", help="at the same time (default: 16)")
     group.add_argument("--max-tokens", type=int, default=200, metavar="N", help="of an output (default: 200)")
+    group.add_argument("--close-before-max-tokens", action="store_true", help="outputs are closed in time")
     return found
 
 
@@ -205,7 +209,9 @@ def measure(arguments: argparse.Namespace) -> Iterator[str]:
     executor = load_executor(model, config.runtime, config.scheduler, lambda stage, done: None)
     bench = Bench(config, executor, load_tokenizer(model))
     ended = faulty = 0
-    for output in generate(bench, arguments.generations, arguments.sequences, arguments.max_tokens):
+    for output in generate(
+        bench, arguments.generations, arguments.sequences, arguments.max_tokens, arguments.close_before_max_tokens
+    ):
         ended += output.finish_reason == FinishReason.STOP
         if found := fault(output):
             faulty += 1

@@ -117,7 +117,7 @@ def _sampling(gateway: Gateway, body: GenerationBody, grammar: OutputGrammar | N
         logit_bias=logit_bias(tokenizer, body.logit_bias or {}),
         bad_words=bad_words(tokenizer, body.bad_words or []),
         logprobs=body.logprob_count,
-        grammar=grammar,
+        grammar=replace(grammar, close_before_max_tokens=True) if grammar is not None and body.closes else grammar,
     )
 
 

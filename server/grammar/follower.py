@@ -6,6 +6,7 @@ from llguidance import LLMatcher
 
 from scheduler.masks import MaskRow
 from scheduler.request import OutputGrammar
+from server.grammar.closing import Closing
 from server.grammar.compiler import compile_grammar, token_trie
 from server.grammar.digits import MAX_DIGITS, DigitLimit, JsonPlaces, digits_at_end
 from server.grammar.vocabulary import Vocabulary
@@ -21,6 +22,7 @@ class Model:
         self.tokens = vocabulary.tokens
         self.trie = token_trie(vocabulary)
         self.digit_limit = DigitLimit(vocabulary.tokens)
+        self.closing = Closing(vocabulary, self.trie)
         self.mask_bytes = 4 * -(-len(vocabulary.tokens) // 32)
 
 
@@ -36,10 +38,13 @@ class Compiled:
 class Follower:
     """Says what may come next, row by row."""
 
-    def __init__(self, compiled: Compiled, grammar: OutputGrammar) -> None:
+    def __init__(self, compiled: Compiled, grammar: OutputGrammar, max_tokens: int) -> None:
         self._model, self._source, self._restarts = compiled.model, compiled.source, MAX_RESTARTS
         self._matcher = compiled.matcher.deep_copy()
         self._places = None if grammar.json_after is None else JsonPlaces(grammar.json_after, grammar.json_begins)
+        self._max_tokens = max_tokens
+        self._window = self._model.closing.window(compiled.matcher) if grammar.close_before_max_tokens else 0
+        """So many tokens before the last the output is led to its end."""
         self._text = bytearray()
         """Of the outputs, where some of it is JSON."""
         self._num_outputs = 0
@@ -74,10 +79,14 @@ class Follower:
         self._matcher.unsafe_compute_mask_ptr(address, len(mask))
         if self._matcher.is_error():  # it would let the output end
             mask[:] = bytes(len(mask))
-        elif self._places is not None:
+            return
+        if self._places is not None:
             text = self._text + self._spelled(self._drafts) if self._drafts else self._text
             if digits_at_end(text) >= MAX_DIGITS and self._places.ends_in_json(bytes(text)):
                 mask[:] = self._model.digit_limit.shorten(bytes(mask))
+        left = self._max_tokens - self._num_outputs - len(self._drafts)
+        if 0 < left <= self._window:
+            mask[:] = self._model.closing.narrow(bytes(mask), self._matcher, left)
 
     def _take_outputs(self, new: list[int]) -> bool:
         self._take_back_drafts()

@@ -68,13 +68,13 @@ class Matchers:
         return [(request, self._follow(request, future)) for request, future in ready]
 
     def _follow(self, request: Request, future: "Future[Compiled]") -> GrammarError | None:
-        grammar = request.sampling.grammar
+        grammar, max_tokens = request.sampling.grammar, request.sampling.max_tokens
         try:
             compiled = future.result()
         except GrammarError as error:
             return error
         assert grammar is not None, "only those with a grammar are prepared"
-        self._followers[request.seq_id] = Follower(compiled, grammar)
+        self._followers[request.seq_id] = Follower(compiled, grammar, max_tokens)
         return None
 
     def forget(self, seq_id: int) -> None:

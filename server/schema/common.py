@@ -158,6 +158,11 @@ class GenerationBody(SamplingFields, RequestBody):
         return None if self.response_format is None else self.response_format.grammar
 
     @property
+    def closes(self) -> bool:
+        """Whether the output should be whole before the last token that it may have."""
+        return self.structured_outputs is not None and bool(self.structured_outputs.close_before_max_tokens)
+
+    @property
     def token_limit(self) -> int | None:
         """The most tokens that the client wants, None for as many as there is room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -203,6 +208,11 @@ class GenerationBody(SamplingFields, RequestBody):
     def _check_grammar(self) -> None:
         if self.structured_outputs is not None and self.response_format is not None:
             raise BadRequest("Give either response_format or structured_outputs.", param="structured_outputs")
+        if self.closes and (self.bad_words or self.min_tokens):
+            raise BadRequest(
+                "close_before_max_tokens is not available with bad_words or min_tokens, which could forbid the end.",
+                param="structured_outputs.close_before_max_tokens",
+            )
 
 
 Body = TypeVar("Body", bound=RequestBody)

@@ -74,7 +74,7 @@ class StructuralTag(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's way to ask for anything that a grammar can say. Exactly one field."""
+    """vLLM's way to ask for anything that a grammar can say: exactly one of its fields, and an option."""
 
     model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
 
@@ -84,10 +84,15 @@ class StructuredOutputs(BaseModel):
     choice: list[Text] | None = Field(default=None, min_length=1, max_length=MAX_CHOICES)
     grammar: Text | None = Field(default=None, description="in the notation of Lark, or of llama.cpp (GBNF)")
     structural_tag: StructuralTag | str | None = Field(default=None, description="tags, or their JSON text")
+    close_before_max_tokens: bool | None = Field(
+        default=None,
+        description="towards max_tokens lead the output to its end, where there is one in time",
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "StructuredOutputs":
-        given = [name for name in StructuredOutputs.model_fields if getattr(self, name) is not None]
+        forms = StructuredOutputs.model_fields.keys() - {"close_before_max_tokens"}
+        given = [name for name in forms if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError("exactly one of json, json_object, regex, choice, grammar and structural_tag is needed")
         if isinstance(self.structural_tag, str):

@@ -27,6 +27,7 @@ MUST_NOT_BE_IGNORED: dict[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
+    "close_before_max_tokens": (),
     "documents": (),
     "echo": (False,),
     "function_call": ("none",),

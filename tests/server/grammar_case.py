@@ -1,6 +1,7 @@
 """An output written character by character, as the engine follows it."""
 
 from array import array
+from dataclasses import replace
 from typing import Any
 
 from scheduler.masks import MaskRow
@@ -17,11 +18,12 @@ NO_DRAFTS = ints()
 PROMPT = ints([5, 6, 7])
 
 
-def request_for(seq_id: int, grammar: Grammar, checker: LocalChecker) -> Request:
-    """One whose output follows the grammar."""
+def request_for(seq_id: int, grammar: Grammar, checker: LocalChecker, close_at: int | None = None) -> Request:
+    """One whose output follows the grammar, and is closed before so many tokens."""
     verdict = verdict_on(grammar, checker.vocabulary, checker.trie)
     assert verdict.grammar is not None, verdict.error
-    sampling = SamplingParams(max_tokens=100, grammar=verdict.grammar)
+    form = replace(verdict.grammar, close_before_max_tokens=close_at is not None)
+    sampling = SamplingParams(max_tokens=close_at or 100, grammar=form)
     return Request(seq_id=seq_id, prompt_ids=PROMPT[:], sampling=sampling)
 
 
@@ -38,11 +40,13 @@ def wait(matchers: Matchers) -> list[Request]:
 class Writer:
     """An output with a grammar."""
 
-    def __init__(self, kind: Any, text: str, tokenizer: Tokenizer = TOKENIZER, **fields: Any) -> None:
+    def __init__(
+        self, kind: Any, text: str, tokenizer: Tokenizer = TOKENIZER, close_at: int | None = None, **fields: Any
+    ) -> None:
         checker = LocalChecker(tokenizer)
         self.tokenizer = tokenizer
         self.matchers = Matchers(lambda: vocabulary_of(tokenizer, tokenizer.vocab_size, [EOS]))
-        self.matchers.prepare(request_for(1, Grammar(kind=kind, text=text, **fields), checker))
+        self.matchers.prepare(request_for(1, Grammar(kind=kind, text=text, **fields), checker, close_at))
         wait(self.matchers)
         self.tokens = PROMPT[:]
 

@@ -15,6 +15,9 @@ SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}, "required
 TAG = {"structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}], "triggers": ["<"]}
 TAG_TEXT = '{"type":null,"structures":[{"begin":"<f>","schema":{"type":"integer"},"end":"</f>"}],"triggers":["<"]}'
 
+CLOSE = {"close_before_max_tokens": True}
+CLOSE_PARAM = "structured_outputs.close_before_max_tokens"
+
 
 def _expected(grammar: Grammar) -> OutputGrammar | None:
     checker = LocalChecker()
@@ -54,6 +57,17 @@ def test_forms_reach_the_engine(route: Any, field: str, value: object, grammar: 
     assert route(make_app(engine), **{field: value}, n=2).status == 200
     (request,) = engine.requests
     assert request.sampling.grammar == (None if grammar is None else _expected(grammar))
+
+
+@pytest.mark.parametrize("route", [chat, complete])
+@pytest.mark.parametrize("value", [True, False, None])
+def test_outputs_may_be_closed_in_time(route: Any, value: bool | None) -> None:
+    engine = FakeEngine()
+    fields = {"structured_outputs": {"regex": "a+", "close_before_max_tokens": value}, "max_tokens": 9, "n": 2}
+    assert route(make_app(engine), **fields).status == 200
+    (request,) = engine.requests
+    assert request.sampling.grammar is not None
+    assert (request.sampling.grammar.close_before_max_tokens, request.sampling.max_tokens) == (value is True, 9)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +122,11 @@ def test_forms_reach_the_engine(route: Any, field: str, value: object, grammar: 
             "Give either response_format or structured_outputs.",
         ),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "where the output has a form"),
+        ({"structured_outputs": CLOSE}, "structured_outputs", "exactly one of json, json_object, regex"),
+        ({"structured_outputs": CLOSE | {"regex": "a"}, "min_tokens": 2}, CLOSE_PARAM, "with bad_words or min_tokens"),
+        ({"structured_outputs": CLOSE | {"regex": "a"}, "bad_words": ["b"]}, CLOSE_PARAM, "could forbid the end"),
+        ({"structured_outputs": {"regex": "a", "close_before_max_tokens": 1}}, CLOSE_PARAM, "valid boolean"),
+        ({"close_before_max_tokens": True}, "close_before_max_tokens", "not supported"),
         ({"guided_json": {}}, "guided_json", "not supported"),
         ({"guided_regex": "a"}, "guided_regex", "not supported"),
     ],

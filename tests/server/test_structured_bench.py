@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,11 @@ from model_runtime.config import RuntimeConfig
 from model_runtime.executor import load_executor
 from scheduler.config import SchedulerConfig, SpeculativeConfig
 from scheduler.request import Request, SamplingParams
+from scheduler.scheduler import Scheduler
 from server import structured_bench
 from server.config import ServeConfig
 from server.embedded import embedded_path
+from server.engine import make_scheduler
 from server.grammar.errors import GrammarError
 from server.prompt.tokenizer import load_tokenizer
 from server.structured_bench import SCHEMAS, Bench, Output, fault, generate
@@ -46,7 +49,7 @@ def _requests(bench: Bench, names: Iterable[str], **sampling: object) -> list[Re
 
 @pytest.mark.model
 def test_smollm2_writes_what_schemas_want(smollm2: Bench) -> None:
-    outputs = [*generate(smollm2, 16, sequences=16, max_tokens=24)]
+    outputs = [*generate(smollm2, 16, sequences=16, max_tokens=24, closing=False)]
     assert [fault(output) for output in outputs] == [""] * 16
     assert {output.temperature for output in outputs} == {0.0, 1.0}
     assert sum(output.finish_reason == "stop" for output in outputs) >= 4
@@ -90,6 +93,30 @@ def test_random_weights_write_what_schemas_want(
     assert (row["generations"], row["faulty"]) == (82, 0)
     assert 10 < row["ended"] < 82
     assert row["mask_us"] > 0
+
+
+def test_closing_is_the_same_drafted_and_preempted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint(tmp_path, "llama", {"num_hidden_layers": 1, "max_position_embeddings": 2048})
+    schedulers: list[Scheduler] = []
+
+    def recorded(*arguments: Any) -> Scheduler:
+        schedulers.append(make_scheduler(*arguments))
+        return schedulers[-1]
+
+    monkeypatch.setattr(structured_bench, "make_scheduler", recorded)
+    drafting = SpeculativeConfig(method="ngram", num_speculative_tokens=8, prompt_lookup_min=1)
+    outputs = []
+    for blocks, speculation in [(512, None), (512, drafting), (110, None)]:
+        scheduler = SchedulerConfig(max_num_seqs=8, enable_prefix_caching=False, speculative_config=speculation)
+        runtime = RuntimeConfig(max_model_len=800, num_kv_blocks=blocks, memory_budget=2**28, threads=1)
+        executor = load_executor(tmp_path, runtime, scheduler, lambda stage, done: None)
+        bench = Bench(ServeConfig(scheduler=scheduler), executor, load_tokenizer(tmp_path))
+        outputs.append([*generate(bench, 4, sequences=4, max_tokens=70, closing=True)])
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert [(output.finish_reason, fault(output)) for output in outputs[0]] == [("stop", "")] * 4
+    plain, drafted, preempted = (scheduler.stats() for scheduler in schedulers)
+    assert drafted.speculation.draft_tokens > 0
+    assert preempted.preemptions > plain.preemptions == 0
 
 
 @pytest.mark.parametrize(
