@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -139,6 +140,7 @@ def main() -> None:
         report = Chaos(server, requests, given.seed, fault, victims).run(given.kills, given.spread)
         metrics = server.metrics()
     _show(report, metrics)
+    sys.exit(1 if report.errors or report.different else 0)
 
 
 def _show(report: Report, metrics: dict[str, float]) -> None:
