@@ -4,9 +4,9 @@ serve's options.
 200 prompts (text that repeats, code, chat, random tokens) with parameters of every kind, greedy and sampled: penalties,
 bad words, biases, min_p, min_tokens, stop tokens, stop strings, a grammar, log-probabilities. Each runs alone without
 speculation; then with it alone, among 32 neighbours, and in a pool of so few KV blocks that sequences are preempted.
-Drafts are made whatever they cost. What a client is shown (text, tokens, log-probabilities, end) must be the same, and
-of each kind of parameters some drafts must have been accepted and some rejected. In this process, without HTTP; exit
-code 1 if anything differs or too little was tried.
+Drafts are made whatever they cost. What a client is shown (text, tokens, log-probabilities, end) must be the same; of
+each kind of parameters some drafts must have been accepted and some rejected, and some sequences preempted. In this
+process, without HTTP; exit code 1 if anything differs or too little was tried.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from server.prompt.tokenizer import load_tokenizer
 from server.speculation_cases import Case, make_cases
 
 NEIGHBOURS = 32
-PRESSED_SEQUENCES, PRESSED_TOKENS = 16, 800
-"""That many sequences run in a pool for so many tokens."""
+PRESSED_SEQUENCES = 16
+"""That many sequences run in a pool for the longest of all and a block more."""
 WHATEVER_IT_COSTS = 1e100
 """Rows that a step takes beside its own: then every draft is worth one more."""
 
@@ -77,6 +77,7 @@ class Engine:
         self._executor, self._cases = executor, cases
         self._matchers = Matchers(partial(read_vocabulary, model, executor.info))
         self._tokenizer = load_tokenizer(model)
+        self.longest = max(len(case.request.prompt_ids) + case.request.sampling.max_tokens for case in cases)
 
     def outputs(self, config: SchedulerConfig, info: RuntimeInfo, groups: list[range]) -> tuple[list[Output], Tried]:
         """Of the cases of a group, which run together, one group after the other."""
@@ -138,7 +139,7 @@ def check(
     each, together = [range(index, index + 1) for index in range(count)], [range(count)]
     expected, _ = engine.outputs(replace(config, max_num_seqs=1, speculative_config=None), info, each)
     free = replace(info, draft_cost=0.0)
-    few_blocks = replace(free, num_blocks=PRESSED_TOKENS // info.block_size)
+    few_blocks = replace(free, num_blocks=engine.longest // info.block_size + 2)
     for name, running, facts, groups in (
         ("alone", 1, free, each),
         (f"among {NEIGHBOURS} others", NEIGHBOURS + 1, free, together),
@@ -161,6 +162,8 @@ def parser() -> argparse.ArgumentParser:
     for what in ("accepted", "rejected"):
         text = f"drafts of each kind of parameters that must have been {what} (default: 20)"
         group.add_argument(f"--{what}", type=int, default=20, metavar="N", help=text)
+    text = "preemptions that there must have been in the small pool (default: 10)"
+    group.add_argument("--preemptions", type=int, default=10, metavar="N", help=text)
     return found
 
 
@@ -174,15 +177,17 @@ def run(arguments: argparse.Namespace) -> bool:
     executor = load_executor(model, config.runtime, config.scheduler, lambda stage, done: None)
     info = executor.info
     cases = make_cases(model, info.vocab_size, info.eos_token_ids, arguments.prompts, arguments.max_tokens)
-    wrong, accepted, rejected = 0, Counter[str](), Counter[str]()
+    wrong, preemptions, accepted, rejected = 0, 0, Counter[str](), Counter[str]()
     for name, differing, tried in check(Engine(executor, model, cases), config.scheduler, info, len(cases)):
         drafts = f"{tried.accepted.total()} drafts accepted, {tried.rejected.total()} rejected"
         where = f" ({', '.join(f'{index}: {cases[index].kind}' for index in differing)})" if differing else ""
         line = f"{name}: {len(differing)} of {len(cases)} differ{where}; {drafts}, {tried.preemptions} preemptions"
         print(line, flush=True)
-        wrong += len(differing)
+        wrong, preemptions = wrong + len(differing), preemptions + tried.preemptions
         accepted, rejected = accepted + tried.accepted, rejected + tried.rejected
-    return _enough(cases, accepted, rejected, arguments) and wrong == 0
+    if too_few := preemptions < arguments.preemptions:
+        print(f"too few preemptions to say anything: {preemptions}")
+    return _enough(cases, accepted, rejected, arguments) and not too_few and wrong == 0
 
 
 def _enough(cases: list[Case], accepted: Counter[str], rejected: Counter[str], arguments: argparse.Namespace) -> bool:

@@ -1,6 +1,7 @@
 """The check of speculation finds nothing where there is nothing to find, and finds what is there."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command line; few prompts and answers."""
     size = ["--prompts", "16", "--max-tokens", "12", "--max-model-len", "4096", "--accepted", "0", "--rejected", "1"]
+    size += ["--preemptions", "0"]
     words = ["speculation_check", str(folder), "--threads", "1", *size, "--speculative-config", NGRAM]
-    monkeypatch.setattr(speculation_check, "PRESSED_TOKENS", 2000)
     monkeypatch.setattr(sys, "argv", words)
     return words
 
@@ -52,15 +53,17 @@ def test_equal_outputs(words: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert [line.split(":")[0].strip() for line in lines[3:]] == ["greedy", "top_p", "penalties", "min_p, penalty"]
 
 
-def test_too_few_drafts(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """That nothing differs says nothing where nothing was drafted."""
-    monkeypatch.setattr(sys, "argv", [*words[:-4], "--accepted", "1000000", *words[-2:]])
-    with pytest.raises(SystemExit) as exit_of:
-        speculation_check.main()
-    assert exit_of.value.code == 1
-    assert capsys.readouterr().out.endswith(
-        "too few drafts to say anything: greedy, top_p, penalties, min_p, penalty\n"
-    )
+def test_too_few_drafts_and_preemptions(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That nothing differs says nothing where nothing was drafted, or nobody preempted."""
+    for demand, said in (("--accepted", "drafts to say anything: greedy"), ("--preemptions", "preemptions.*: [0-9]+")):
+        monkeypatch.setattr(sys, "argv", [*words, "--prompts", "4", "--rejected", "0", demand, "1000000"])
+        with pytest.raises(SystemExit) as exit_of:
+            speculation_check.main()
+        assert exit_of.value.code == 1
+        said_so = re.findall(f"^too few {said}$", output := capsys.readouterr().out, re.MULTILINE)
+        assert len(said_so) == output.count("too few") == 1
 
 
 def test_outputs_that_differ(
