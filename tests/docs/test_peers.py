@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.checkpoints import make_model, make_tokenizer
@@ -47,6 +48,19 @@ def test_checkpoint_has_the_numbers_of_the_file(monkeypatch: pytest.MonkeyPatch,
     assert made.keys() == model.state_dict().keys()
     assert all(torch.equal(made[name], tensor.bfloat16()) for name, tensor in model.state_dict().items())
     assert AutoTokenizer.from_pretrained(tmp_path / "made").tokenize("ab") == ["ab"]
+
+
+def test_draft_model_is_the_files_first_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, draft = make_model("llama", {}), tmp_path / "draft.gguf"
+    write_model(tmp_path / "m.gguf", "llama", model)
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "m.gguf"), str(draft), "2"])
+    load_script("first_layers").main()
+    whole, first = GGUFReader(tmp_path / "m.gguf"), GGUFReader(draft)
+    assert first.fields["llama.block_count"].contents() == 2
+    assert first.fields.keys() == whole.fields.keys()
+    kept = {tensor.name: tensor.data for tensor in whole.tensors if not tensor.name.startswith("blk.2.")}
+    assert len(kept) < len(whole.tensors) and [tensor.name for tensor in first.tensors] == [*kept]
+    assert all(np.array_equal(tensor.data, kept[tensor.name]) for tensor in first.tensors)
 
 
 def test_requantize_makes_both_files_or_says_which_it_could_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,13 @@
 output changes.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm
 
@@ -27,41 +26,16 @@ from scheduler.config import SchedulerConfig, SpeculativeConfig
 from scheduler.plan import SampleRows, ScoreRows, StepPlan, ints
 from scheduler.request import Request
 from tests.model_runtime.driver import Outcome, Session
+from tests.model_runtime.next_token import LAYERS, PREFIX, agreeing, make, save
 from tests.model_runtime.paged import DEVICE, PagedRun
-from tests.model_runtime.test_deepseek import make_model, prompts_of
+from tests.model_runtime.test_deepseek import prompts_of
 from tests.model_runtime.test_runner import greedy
 from tests.model_runtime.test_speculation import ALONE, PRESSED, TOGETHER, alone, requests
 
 __all__ = ["alone", "requests"]  # fixtures
 
 MTP = SpeculativeConfig(method="mtp", num_speculative_tokens=3)
-EPS, LAYERS = 1e-5, 3
-PREFIX = f"model.layers.{LAYERS}."
-
-
-def extra_tensors(size: int) -> dict[str, Tensor]:
-    """What the checkpoint has beside an ordinary layer; the last two are copies in published files, and never read."""
-    generator = torch.Generator().manual_seed(3)
-    norms = {name: 1 + 0.2 * torch.randn(size, generator=generator) for name in ("enorm", "hnorm", "shared_head.norm")}
-    joined = 0.2 * torch.randn(size, 2 * size, generator=generator)
-    matrices = {"eh_proj": joined, "embed_tokens": torch.ones(1), "shared_head.head": torch.ones(1)}
-    return {f"{name}.weight": tensor for name, tensor in (norms | matrices).items()}
-
-
-def save(folder: Path, tensors: dict[str, Tensor], num_extra: int = 1) -> None:
-    """A checkpoint of LAYERS layers whose next one is for multi-token prediction."""
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": num_extra}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def make(folder: Path) -> tuple[Any, dict[str, Tensor]]:
-    """A checkpoint; transformers' model of one layer more, and what its layer has beside that."""
-    reference, extra = make_model({"num_hidden_layers": LAYERS + 1}), extra_tensors(64)
-    reference.save_pretrained(folder)
-    save(folder, load_file(folder / "model.safetensors") | {PREFIX + key: tensor for key, tensor in extra.items()})
-    return reference, extra
+EPS = 1e-5
 
 
 @dataclass(frozen=True)
@@ -176,18 +150,8 @@ def test_layer_that_predicts_as_the_model_does_is_always_right(
     """Greedy or sampled: blocks that add nothing, and a layer that passes on the token's embedding. Any other draft
     would show that a row has another token than the one that follows."""
     tensors = load_file(case.folder / "model.safetensors")
-    silent = {
-        key: torch.zeros_like(value)
-        for key, value in tensors.items()
-        if key.endswith(("o_proj.weight", "down_proj.weight"))
-    }
-    layer = {
-        "enorm.weight": torch.ones(64),
-        "eh_proj.weight": torch.cat([torch.eye(64), torch.zeros(64, 64)], dim=1),
-        "shared_head.norm.weight": tensors["model.norm.weight"].clone(),
-    }
     (tmp_path / "config.json").write_text((case.folder / "config.json").read_text())
-    save(tmp_path, tensors | silent | {PREFIX + key: value for key, value in layer.items()})
+    save(tmp_path, agreeing(tensors, 0.0))
     model, parameters = load(tmp_path)
     unending = [request for request in requests if request.seq_id % 4 in (0, 3)]
     unending.append(replace(requests[0], seq_id=1000, prompt_ids=ints([7])))

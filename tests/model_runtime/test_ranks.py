@@ -15,8 +15,8 @@ from scheduler.plan import StepPlan, StepResult, ints
 from scheduler.request import Request, SamplingParams
 from server.engine import make_scheduler
 from tests.checkpoints import make_checkpoint, make_model
+from tests.model_runtime.next_token import make as make_predicting
 from tests.model_runtime.ranks import on_shared_memory, on_threads
-from tests.model_runtime.test_next_token import make as make_predicting
 from tests.model_runtime.test_tensor_parallel import First, Last
 from tests.vision.preprocess_pictures import as_pil, picture
 from tests.vlm import make_vlm
