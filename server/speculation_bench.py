@@ -31,9 +31,9 @@ from server.engine import make_scheduler
 from server.models import ModelNotFound, resolve_model
 from server.options import OptionError
 
-RANDOM_PROMPT_TOKENS = 128
+RANDOM_PROMPT_TOKENS = 32
 RANDOM_TEMPERATURE = 2.0
-FEW_WORDS = 12
+FEW_WORDS = 6
 """Token ids of a misleading text, near one another and all about as likely:"""
 FEW_WORDS_BIAS, FEW_WORDS_TEMPERATURE = 1000.0, 50.0
 """the bias leaves no others, the temperature makes nothing of what the model thinks of them."""
@@ -46,6 +46,8 @@ class Answers:
     token_ids: list[list[int]]
     seconds: float
     """Of the steps after the last prompt was computed, which give `tokens` in all."""
+    planning: float
+    """Of these in the scheduler."""
     tokens: int
     steps: int
     draft_tokens: int
@@ -61,6 +63,9 @@ class Row:
     plain_tok_s: float
     speculative_tok_s: float
     ratio: float
+    plain_planning: float
+    speculative_planning: float
+    """Share of the time in the scheduler, which looks for drafts."""
     tokens_per_step: float
     """Of all sequences together, with speculation."""
     drafted: int
@@ -91,13 +96,18 @@ class Bench:
             sampling = replace(self._sampling, seed=seq_id)
             scheduler.add(Request(seq_id=seq_id, prompt_ids=prompt, sampling=sampling), time.monotonic())
         outputs: list[list[int]] = [[] for _ in prompts]
-        start, tokens, steps = time.perf_counter(), 0, 0
+        start, planning, tokens, steps = time.perf_counter(), 0.0, 0, 0
         while scheduler.has_work():
             if not all(outputs):
-                start, tokens, steps = time.perf_counter(), 0, 0
+                start, planning, tokens, steps = time.perf_counter(), 0.0, 0, 0
+            planning -= time.perf_counter()
             plan = scheduler.plan(time.monotonic())
+            planning += time.perf_counter()
             assert plan is not None, "sequences wait and none can run"
-            scheduler.commit(self._executor.execute(plan), time.monotonic())
+            result = self._executor.execute(plan)
+            planning -= time.perf_counter()
+            scheduler.commit(result, time.monotonic())
+            planning += time.perf_counter()
             steps += 1
             for event in scheduler.take_events():
                 outputs[event.seq_id] += event.token_ids
@@ -106,6 +116,7 @@ class Bench:
         return Answers(
             token_ids=outputs,
             seconds=time.perf_counter() - start,
+            planning=planning,
             tokens=tokens,
             steps=steps,
             draft_tokens=speculation.draft_tokens,
@@ -151,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
 def _row(name: str, sequences: int, pairs: list[tuple[Answers, Answers]]) -> Row:
     """Of all prompts together."""
     seconds = [sum(pair[index].seconds for pair in pairs) for index in (0, 1)]
+    planning = [sum(pair[index].planning for pair in pairs) / seconds[index] for index in (0, 1)]
     tokens = sum(plain.tokens for plain, _ in pairs)
     speculative = [answers for _, answers in pairs]
     steps = sum(answers.steps for answers in speculative)
@@ -160,6 +172,8 @@ def _row(name: str, sequences: int, pairs: list[tuple[Answers, Answers]]) -> Row
         plain_tok_s=round(tokens / seconds[0], 1),
         speculative_tok_s=round(sum(answers.tokens for answers in speculative) / seconds[1], 1),
         ratio=round(seconds[0] / seconds[1], 3),
+        plain_planning=round(planning[0], 4),
+        speculative_planning=round(planning[1], 4),
         tokens_per_step=round(tokens / steps, 2),
         drafted=sum(answers.draft_tokens for answers in speculative),
         accepted=sum(answers.accepted_tokens for answers in speculative),

@@ -8,14 +8,14 @@ from random import Random
 
 import pytest
 
-from scheduler.config import SchedulerConfig
+from scheduler.config import SchedulerConfig, SpeculativeConfig
 from scheduler.encoder_cache import EncoderLimits
 from scheduler.fake_runtime import IMAGE_TOKEN, FakeRuntime
 from scheduler.plan import ImageJobs, SampleRows, StepPlan, ints
 from scheduler.request import FinishReason, Image, PromptImages, Request, Span
 from scheduler.scheduler import Scheduler
 from scheduler.simulate import simulate
-from scheduler.simulated_cost import cost
+from scheduler.simulated_cost import LOOKUP, cost, few_words
 from scheduler.simulated_load import CostModel, Load, report, run_load
 from scheduler.simulated_requests import Part, bring_pixels, random_sampling
 from tests.scheduler.driving import ask, make, outputs, picture, show
@@ -236,7 +236,8 @@ def test_command_line_prints_a_table() -> None:
     assert "finished 20, refused 0" in result.stdout
 
 
-def test_cost_of_the_scheduler_is_measured() -> None:
-    plan, commit = cost(3, windows=2)
+@pytest.mark.parametrize("speculative", [None, LOOKUP])
+def test_cost_of_the_scheduler_is_measured(speculative: SpeculativeConfig | None) -> None:
+    plan, commit = cost(3, 2, few_words(), speculative)
     assert 0 < plan < 1
     assert 0 < commit < 1
