@@ -162,8 +162,8 @@ def parser() -> argparse.ArgumentParser:
     for what in ("accepted", "rejected"):
         text = f"drafts of each kind of parameters that must have been {what} (default: 20)"
         group.add_argument(f"--{what}", type=int, default=20, metavar="N", help=text)
-    text = "preemptions that there must have been in the small pool (default: 10)"
-    group.add_argument("--preemptions", type=int, default=10, metavar="N", help=text)
+    text = "preemptions that there must have been in the small pool (default: 5)"
+    group.add_argument("--preemptions", type=int, default=5, metavar="N", help=text)
     return found
 
 
