@@ -100,7 +100,7 @@ class EngineProcess:
 
     def __init__(self, run_dir: Path, generation: int, numbers: range) -> None:
         """`numbers` are the ranks of this machine, of which 0 is the engine itself."""
-        self.generation = generation
+        self.generation, self._run_dir = generation, run_dir
         region = make_region(len(numbers))
         modules = ["server.rank_process" if number else "server.engine_process" for number in numbers]
         self._ranks = [
@@ -165,10 +165,12 @@ class EngineProcess:
         return self.exit_code == -signal.SIGKILL and not (self._killed_for and self._is_to_blame)
 
     def end(self) -> None:
-        """At once."""
+        """At once, with the files through which the ranks met (`group.local_place`)."""
         for rank in self._ranks:
             rank.child.end(0.0)
             rank.pulse.close()
+        for path in self._run_dir.glob(f"g{self.generation}[-.]*"):
+            path.unlink(missing_ok=True)
 
 
 def describe(code: int) -> str:
