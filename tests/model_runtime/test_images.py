@@ -24,12 +24,10 @@ from vision.encoder.model import ImageEncoder, ImageFeatures, ImageInput
 
 CPU = torch.device("cpu")
 OPS = load_ops(CPU, "reference")
-COMPILED = TowerKernels(load_ops(CPU, "auto"))
-"""With them an image is the same bit for bit alone and among others."""
+COMPILED = TowerKernels(load_ops(CPU, "auto"))  # an image is the same bit for bit alone and among others
 TABLE = torch.linspace(-2, 2, 3 * 256).view(3, 256)
 SIDE = 12
-COUNT = 9
-"""Embeddings of one tile of the small LLaVA."""
+COUNT = 9  # embeddings of one tile of the small LLaVA
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
 LLAVA = {
     "model_type": "llava",
