@@ -134,9 +134,11 @@ def test_images_and_text_meet_on_one_device(case: Case) -> None:
     model.decoder.dtype = torch.bfloat16
     assert model.vision is not None
     store = ImageStore(model.vision.encoder, model.vision.table_CV, device)
-    features, *_ = store._encode([image.pixels for image in case.requests["one"].images.images])
+    image = case.requests["one"].images.images[0]
+    assert image.pixels is not None
+    (features,) = model.vision.encoder.encode([store._input(image.pixels)])
     count = len(features.embeddings_NO)
-    assert count == case.requests["one"].images.images[0].num_embeddings
+    assert count == image.num_embeddings
     plan = StepPlan(
         step_id=0,
         token_ids=ints([0] * count),
