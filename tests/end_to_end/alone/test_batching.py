@@ -13,7 +13,7 @@ USERS = 16
 MAX_SHARE = 0.40
 
 
-def chat(server: Server, user: int, salt: str, tokens: int = 16) -> None:
+def chat(server: Server, user: int, salt: str, tokens: int = 48) -> None:
     """An answer of a fixed length; not even the beginning of the prompt is another user's."""
     answer = server.post(
         "/v1/chat/completions",
