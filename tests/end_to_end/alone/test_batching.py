@@ -43,7 +43,7 @@ def share(server: Server, salt: str) -> float:
 
 
 def test_concurrent_chats_share_the_machine(server: Server) -> None:
-    """In one of a few rounds: whatever else the machine does makes a round worse, never better."""
+    """In one of a few rounds, since the machine is shared with others."""
     with ThreadPoolExecutor(USERS) as pool:
         list(pool.map(lambda user: chat(server, user, "warm-up", 2), range(USERS)))
     shares: list[float] = []
