@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from model_runtime.config import ModelConfig
+from model_runtime.architecture import ModelConfig
 from model_runtime.device import activation_dtype
 from model_runtime.hf_config import read_hf_config
 from model_runtime.image_side import ImageSide, LoadedVision, load_image_side, read_image_side

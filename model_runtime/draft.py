@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch
 from model_runtime.checkpoint import LoadedModel, load_model, load_next_token_layer
-from model_runtime.config import ModelConfig, RuntimeConfig
+from model_runtime.config import RuntimeConfig
 from model_runtime.kv_store import KVLayer, allocate, bytes_per_block, storage_type
 from model_runtime.memory import FLOAT_BYTES, PlanError, model_length
 from model_runtime.models.decoder import Decoder

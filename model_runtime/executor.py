@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
+from model_runtime.architecture import ModelConfig
 from model_runtime.checkpoint import LoadedModel, load_model
-from model_runtime.config import ModelConfig, RuntimeConfig, RuntimeInfo, cache_dir
+from model_runtime.config import RuntimeConfig, RuntimeInfo, cache_dir
 from model_runtime.device import choose_device, default_budget
 from model_runtime.draft import NO_DRAFT, DraftPart, draft_model, load_draft
 from model_runtime.graphs import SPARE_BLOCKS, block_size, on_device

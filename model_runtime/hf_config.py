@@ -8,7 +8,7 @@ language side, and what the language side must know of images. What is not suppo
 import math
 from dataclasses import replace
 
-from model_runtime.config import ModelConfig
+from model_runtime.architecture import ModelConfig
 from model_runtime.hf_deepseek import with_deepseek
 from model_runtime.hf_rope import LAYER_TYPES, read_ropes
 from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of

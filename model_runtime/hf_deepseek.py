@@ -4,7 +4,7 @@ process; does not import torch."""
 import math
 from dataclasses import replace
 
-from model_runtime.config import Experts, LatentAttention, ModelConfig
+from model_runtime.architecture import Experts, LatentAttention, ModelConfig
 from model_runtime.hf_rope import rope_parameters
 from model_runtime.hf_values import Json, fail, flag, integer, number, value_of
 from model_runtime.weights.errors import CheckpointError

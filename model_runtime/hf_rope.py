@@ -6,7 +6,7 @@ Called by `hf_config.py` in the engine process; does not import torch.
 import math
 from dataclasses import replace
 
-from model_runtime.config import RopeConfig
+from model_runtime.architecture import RopeConfig
 from model_runtime.hf_values import Json, fail, integer, mapping, number
 from model_runtime.models.families import Family
 from model_runtime.weights.errors import CheckpointError

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model_runtime.config import ModelConfig
+from model_runtime.architecture import ModelConfig
 from model_runtime.images import TowerKernels
 from model_runtime.ops.registry import Ops
 from model_runtime.weights.errors import CheckpointError

@@ -6,7 +6,8 @@ takes no time at start, and a test compares them with what a real step takes.
 
 from dataclasses import dataclass
 
-from model_runtime.config import ModelConfig, RuntimeConfig
+from model_runtime.architecture import ModelConfig
+from model_runtime.config import RuntimeConfig
 from scheduler.config import SchedulerConfig
 from vision.encoder.model import GROUP_PATCHES
 from vision.tower_config import PackedConfig, VisionTowerConfig

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
-from model_runtime.config import ModelConfig
+from model_runtime.architecture import ModelConfig
 from model_runtime.memory import PlanError
 
 Axis = Literal["heads", "kv_heads", "feed_forward", "expert", "shared", "vocabulary"]

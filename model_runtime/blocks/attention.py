@@ -5,8 +5,8 @@ Legend: T tokens, C hidden size, H query heads, G key/value heads, D channels of
 
 from torch import Tensor
 
+from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch
-from model_runtime.config import ModelConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import HeadNorms, HeadShape, Linear, Ops, RopeTable
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table, norm_table

@@ -13,8 +13,8 @@ head, Q query rank, L latent rank.
 
 from torch import Tensor
 
+from model_runtime.architecture import LatentAttention, ModelConfig
 from model_runtime.batch import Batch
-from model_runtime.config import LatentAttention, ModelConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import HeadShape, Linear, Ops, RopeTable
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table, norm_table

@@ -5,7 +5,7 @@ Legend: T tokens, C hidden size, F intermediate size.
 
 from torch import Tensor
 
-from model_runtime.config import ModelConfig
+from model_runtime.architecture import ModelConfig
 from model_runtime.ops.registry import Linear, Ops
 from model_runtime.share import Axis
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table

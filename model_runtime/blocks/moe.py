@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from model_runtime.architecture import Experts, ModelConfig
 from model_runtime.blocks.mlp import MLP, mlp_table
-from model_runtime.config import Experts, ModelConfig
 from model_runtime.ops.registry import Ops
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table
 

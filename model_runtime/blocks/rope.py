@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from model_runtime.architecture import RopeConfig
 from model_runtime.batch import Batch
-from model_runtime.config import RopeConfig
 from model_runtime.ops.registry import RopeTable
 
 

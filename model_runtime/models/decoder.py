@@ -8,9 +8,9 @@ Legend: T tokens of the step, R rows whose logits are wanted, C hidden size, V v
 import torch
 from torch import Tensor
 
+from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch, ImageRows
 from model_runtime.blocks.rope import Rotations, rope_table
-from model_runtime.config import ModelConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.models.layer import Layer, layer_stack, layer_table, wide_norm_table
 from model_runtime.ops.registry import Ops

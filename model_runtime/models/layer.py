@@ -9,12 +9,12 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch
 from model_runtime.blocks.attention import Attention, attention_table
 from model_runtime.blocks.mla import LatentAttentionBlock, latent_attention_table
 from model_runtime.blocks.mlp import MLP, mlp_table
 from model_runtime.blocks.moe import MixtureOfExperts, moe_table
-from model_runtime.config import ModelConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import DenseLayer, LayerStack, Ops, RopeTable
 from model_runtime.parallel import Collectives

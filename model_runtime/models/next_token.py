@@ -12,8 +12,8 @@ Legend: T tokens of the step, R rows whose logits are wanted, S slots, C hidden 
 import torch
 from torch import Tensor
 
+from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch
-from model_runtime.config import ModelConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.layer import Layer, layer_table, wide_norm_table

@@ -6,7 +6,7 @@ metadata; whether their tensors are in the file tells.
 
 import struct
 
-from model_runtime.config import ModelConfig, RopeConfig
+from model_runtime.architecture import ModelConfig, RopeConfig
 from model_runtime.hf_config import check_shapes
 from model_runtime.hf_rope import yarn_attention_factor
 from model_runtime.models.families import FAMILIES

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model_runtime.config import ModelConfig
+from model_runtime.architecture import ModelConfig
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.dequantize import BLOCK_FORMATS, dequantize, plain_dtype
 from model_runtime.weights.gguf_file import GGML_TYPES, GgufFile, GgufTensor

@@ -4,7 +4,7 @@ weights."""
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-from model_runtime.config import Experts
+from model_runtime.architecture import Experts
 from tests.checkpoints import VOCAB_SIZE
 
 SMALL: dict[str, object] = {

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch.profiler import profile
 
-from model_runtime.config import ModelConfig, RopeConfig
+from model_runtime.architecture import ModelConfig, RopeConfig
 
 MODEL = ModelConfig(
     family="llama",

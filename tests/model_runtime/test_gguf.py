@@ -11,9 +11,9 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from transformers import PreTrainedModel
 
+from model_runtime.architecture import RopeConfig
 from model_runtime.blocks.rope import inverse_frequencies
 from model_runtime.checkpoint import load_model
-from model_runtime.config import RopeConfig
 from model_runtime.ops import load_ops
 from model_runtime.weights.dequantize import dequantize, plain_dtype
 from model_runtime.weights.errors import CheckpointError

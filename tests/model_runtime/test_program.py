@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_runtime.architecture import ModelConfig, RopeConfig
 from model_runtime.batch import Batch, ImageRows
-from model_runtime.config import ModelConfig, RopeConfig
 from model_runtime.kv_store import KVLayer
 from model_runtime.models.decoder import Decoder, decoder_table
 from model_runtime.models.layer import EagerLayers

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from model_runtime.config import ModelConfig
+from model_runtime.architecture import ModelConfig
 from model_runtime.memory import PlanError
 from model_runtime.share import Axis, Part, Share, split
 from tests.model_runtime.deepseek import EXPERTS

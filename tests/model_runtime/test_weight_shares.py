@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_runtime.config import ModelConfig
+from model_runtime.architecture import ModelConfig
 from model_runtime.hf_config import read_hf_config
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
 from model_runtime.ops.reference import expanded
