@@ -97,12 +97,12 @@ def load_executor(
     device = choose_device(runtime.device)
     compiled = is_compiled(load_ops(device, runtime.kernels))
     ranks = Ranks(
-        collectives=meet(place, device, compiled, runtime.collective_timeout),
+        mesh=meet(place, device, compiled, runtime.collective_timeout),
         ranks_here=place.ranks_here,
         agree=partial(followers.agree, wait=lambda: progress("waiting for the other ranks", 1.0)),
     )
     loaded = load_runner(model_path, runtime, scheduler, progress, ranks)
-    return Executor(*loaded, OtherRanks(followers, StepMeter(ranks.collectives)))
+    return Executor(*loaded, OtherRanks(followers, StepMeter(ranks.mesh)))
 
 
 def load_runner(
@@ -132,18 +132,18 @@ def load_runner(
         lambda config, size, kv_type: _size(config, size, kv_type, runtime, scheduler, budget).max_model_len,
         precision,
         _weight_cache(runtime, ops),
-        ranks.collectives,
+        ranks.mesh.tensor,
         whole_experts=runtime.enable_expert_parallel,
     )
-    part = load_draft(model_path, scheduler, runtime, model, ops, device, precision, ranks.collectives)
+    part = load_draft(model_path, scheduler, runtime, model, ops, device, precision, ranks.mesh.tensor)
     info = _plan(model, part, describe(ops, device), runtime, scheduler, budget)
     info = _agreed(info, likeness(model, runtime, scheduler), ranks)
-    return _runner(model, part, info, ops, runtime, scheduler, device, ranks.collectives), info
+    return _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh.tensor), info
 
 
 def _check_ranks(ranks: Ranks, device: torch.device) -> None:
     """Raises PlanError for what several ranks cannot do."""
-    if ranks.collectives.size > 1 and device.type != "cpu":
+    if ranks.mesh.layout.size > 1 and device.type != "cpu":
         raise PlanError("tensor_parallel_size above 1 is only for --device cpu")
 
 

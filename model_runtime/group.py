@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from model_runtime.config import RuntimeConfig
-from model_runtime.parallel import Alone, Collectives, Layout, connect
+from model_runtime.layout import Layout, layout_of
+from model_runtime.parallel import Alone, Mesh, connect
 from model_runtime.rank_stats import RankStats
-from model_runtime.shared_collectives import SharedMemoryCollectives
+from model_runtime.shared_collectives import share_memory
 from model_runtime.transport import Endpoints, PoolFacts
 
 
@@ -35,20 +36,24 @@ class Place:
 class Ranks:
     """What loading a model must know of the ranks that share it."""
 
-    collectives: Collectives
+    mesh: Mesh
     ranks_here: int
     agree: Callable[[PoolFacts], PoolFacts]
     """What all ranks have room for, of what this one has; waits for the others."""
 
 
-ALONE = Ranks(collectives=Alone(), ranks_here=1, agree=lambda facts: facts)
+ALONE = Ranks(
+    mesh=Mesh(layout=Layout(), tensor=Alone(), context=Alone(), pipeline=Alone()),
+    ranks_here=1,
+    agree=lambda facts: facts,
+)
 
 
 class StepMeter:
     """Counts the steps of a rank and the time that they take."""
 
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives, self._steps, self._seconds = collectives, 0, 0.0
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh, self._steps, self._seconds = mesh, 0, 0.0
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -61,9 +66,9 @@ class StepMeter:
     @property
     def stats(self) -> RankStats:
         """So far."""
-        counters = self._collectives.counters
+        counters = self._mesh.counters
         return RankStats(
-            rank=self._collectives.rank,
+            rank=self._mesh.layout.rank,
             steps=self._steps,
             step_seconds=self._seconds,
             collectives=counters.calls,
@@ -105,15 +110,14 @@ def remote_place(layout: Layout, runtime: RuntimeConfig) -> Place:
 
 def place_of(rank: int, runtime: RuntimeConfig, folder: Path, generation: int, region: int) -> Place:
     """Of a rank of the engine; `folder` and `region` are what the ranks of this machine have in common."""
-    layout = Layout(rank=rank, tensor_size=runtime.tensor_parallel_size)
+    layout = layout_of(runtime, rank)
     if runtime.nnodes > 1:
         return remote_place(layout, runtime)
     return local_place(layout, folder, generation, region)
 
 
-def meet(place: Place, device: torch.device, is_compiled: bool, timeout_seconds: float) -> Collectives:
-    """Collectives of the ranks that share this one's layers: in shared memory where that can be."""
-    layout = place.layout
+def meet(place: Place, device: torch.device, is_compiled: bool, timeout_seconds: float) -> Mesh:
+    """The groups of a rank: in shared memory where that can be."""
     if place.region is not None and device.type == "cpu" and is_compiled:
-        return SharedMemoryCollectives(place.region, layout.rank, layout.size, timeout_seconds)
-    return connect(layout, place.rendezvous, device, timeout_seconds)
+        return share_memory(place.layout, place.region, timeout_seconds)
+    return connect(place.layout, place.rendezvous, device, timeout_seconds)

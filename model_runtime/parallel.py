@@ -1,8 +1,7 @@
-"""Ranks: how they are laid out, and what they say to each other. The only user of `torch.distributed`. Engine process
-and followers.
+"""What ranks say to each other. The only user of `torch.distributed`. Engine process and followers.
 
-A model is cut over `Layout.size` processes. Each has a `Collectives` for those it shares its layers with; whatever they
-sum is summed in the order of ranks, so that every rank has the same bits, and has them again at the next run.
+A model is cut over `Layout.size` processes. Each has `Collectives` for every group that it is in; whatever they sum is
+summed in the order of ranks, so that every rank has the same bits, and has them again at the next run.
 """
 
 import time
@@ -14,38 +13,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The mesh of ranks and this rank's place in it. Ranks count along the tensor dimension first."""
-
-    rank: int = 0
-    tensor_size: int = 1
-    """Ranks that share each layer."""
-    pipeline_size: int = 1
-    """Stages, each with some of the layers."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError that names the field and the rule."""
-        if self.tensor_size < 1 or self.pipeline_size < 1:
-            raise ValueError("tensor_size and pipeline_size must be at least 1")
-        if not 0 <= self.rank < self.size:
-            raise ValueError(f"rank must be within 0..{self.size - 1}")
-
-    @property
-    def size(self) -> int:
-        """All ranks."""
-        return self.tensor_size * self.pipeline_size
-
-    @property
-    def tensor_rank(self) -> int:
-        """Which share of its layers this rank has."""
-        return self.rank % self.tensor_size
-
-    @property
-    def stage(self) -> int:
-        """Which layers this rank has."""
-        return self.rank // self.tensor_size
+from model_runtime.layout import Layout
 
 
 @dataclass(slots=True)
@@ -175,10 +143,30 @@ class TorchCollectives:
         self.counters.seconds += time.perf_counter() - began
 
 
-def connect(layout: Layout, rendezvous: str, device: torch.device, timeout_seconds: float) -> TorchCollectives:
-    """The ranks that share this one's layers. `rendezvous` is torch's init_method: file:///PATH, tcp://HOST:PORT, or
-    env:// under torchrun. Raises RuntimeError if the others do not come within the time-out, which is also that of
-    every collective."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """A rank's groups; `Alone` where it is the only one."""
+
+    layout: Layout
+    tensor: Collectives
+    context: Collectives
+    pipeline: Collectives
+
+    @property
+    def counters(self) -> CollectiveCounters:
+        """Of all groups together."""
+        each = [group.counters for group in (self.tensor, self.context, self.pipeline)]
+        return CollectiveCounters(
+            calls=sum(counters.calls for counters in each),
+            sent_bytes=sum(counters.sent_bytes for counters in each),
+            seconds=sum(counters.seconds for counters in each),
+            waiting_seconds=sum(counters.waiting_seconds for counters in each),
+        )
+
+
+def connect(layout: Layout, rendezvous: str, device: torch.device, timeout_seconds: float) -> Mesh:
+    """This rank's groups. `rendezvous` is torch's init_method: file:///PATH, tcp://HOST:PORT, or env:// under torchrun.
+    Raises RuntimeError if the others do not come within the time-out, which is also that of every collective."""
     torch.distributed.init_process_group(
         backend=torch.distributed.get_default_backend_for_device(device),
         init_method=rendezvous,
@@ -186,10 +174,18 @@ def connect(layout: Layout, rendezvous: str, device: torch.device, timeout_secon
         world_size=layout.size,
         rank=layout.rank,
     )
-    mesh = torch.distributed.init_device_mesh(
-        device.type, (layout.pipeline_size, layout.tensor_size), mesh_dim_names=("pp", "tp")
+    sizes = layout.pipeline_size, layout.context_size, layout.tensor_size
+    mesh = torch.distributed.init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "cp", "tp"))
+    return Mesh(
+        layout=layout,
+        tensor=_group(mesh.get_group("tp")),
+        context=_group(mesh.get_group("cp")),
+        pipeline=_group(mesh.get_group("pp")),
     )
-    return TorchCollectives(mesh.get_group("tp"))
+
+
+def _group(group: torch.distributed.ProcessGroup) -> Collectives:
+    return TorchCollectives(group) if group.size() > 1 else Alone()
 
 
 def disconnect() -> None:

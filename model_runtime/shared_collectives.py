@@ -8,12 +8,14 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from model_runtime.kernels.library import library
-from model_runtime.parallel import CollectiveCounters
+from model_runtime.layout import Dimension, Layout
+from model_runtime.parallel import Alone, CollectiveCounters, Collectives, Mesh
 from model_runtime.shared_memory import SLOT_BYTES, region_bytes
 
 NS = 1e-9
@@ -37,12 +39,12 @@ class CCollective(ctypes.Structure):
 
 
 class SharedMemoryCollectives:
-    """`descriptor` is of `shared_memory.make_region`, which every rank has. An assertion says which rank was lost: it
-    ended, or did not come within the time-out."""
+    """`descriptor` is of `shared_memory.make_region`, which every rank has; the group's area begins at `offset`. An
+    assertion says which rank was lost: it ended, or did not come within the time-out."""
 
-    def __init__(self, descriptor: int, rank: int, size: int, timeout_seconds: float) -> None:
+    def __init__(self, descriptor: int, rank: int, size: int, timeout_seconds: float, offset: int = 0) -> None:
         self.rank, self.size = rank, size
-        self._memory = mmap.mmap(descriptor, region_bytes(size))
+        self._memory = mmap.mmap(descriptor, region_bytes(size), offset=offset)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.structure = CCollective(address, rank, size, SLOT_BYTES, round(timeout_seconds / NS))
         """For compiled code that sums by itself; `check` says what it returned."""
@@ -97,3 +99,18 @@ class SharedMemoryCollectives:
     def _run(self, pointers: Sequence[int | None], nbytes: Sequence[int]) -> None:
         parts, lengths = (c_void_p * self.size)(*pointers), (c_int64 * self.size)(*nbytes)
         self.check(library().exchange(ctypes.byref(self.structure), parts, lengths))
+
+
+def share_memory(layout: Layout, descriptor: int, timeout_seconds: float) -> Mesh:
+    """This rank's groups, each in its area of the memory, which has those of `Layout.areas`."""
+    sizes = [region_bytes(len(ranks)) for ranks in layout.areas]
+    offsets = dict(zip(map(tuple, layout.areas), accumulate(sizes, initial=0), strict=False))
+
+    def group(dimension: Dimension) -> Collectives:
+        ranks = next(ranks for ranks in layout.groups(dimension) if layout.rank in ranks)
+        if len(ranks) == 1:
+            return Alone()
+        place = ranks.index(layout.rank), len(ranks)
+        return SharedMemoryCollectives(descriptor, *place, timeout_seconds, offsets[tuple(ranks)])
+
+    return Mesh(layout=layout, tensor=group("tensor"), context=group("context"), pipeline=group("pipeline"))

@@ -14,17 +14,17 @@ LINE_BYTES, PAGE_BYTES = 64, 4096
 
 
 def region_bytes(size: int) -> int:
-    """For `size` ranks, as `kernels/collective.cpp` lays it out: a line for each rank, then two slots for each."""
+    """Of the area of a group, as `kernels/collective.cpp` lays it out: lines of all ranks, then two slots for each."""
     lines = -(-size * LINE_BYTES // PAGE_BYTES) * PAGE_BYTES
     return lines + 2 * size * SLOT_BYTES
 
 
-def make_region(size: int) -> int:
-    """A descriptor of new memory for `size` ranks, all zero; the caller closes it."""
+def make_region(*sizes: int) -> int:
+    """A descriptor of new memory, all zero, with an area for each group of so many ranks; the caller closes it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("firstlight-ranks")
     else:
         with tempfile.TemporaryFile(prefix="firstlight-") as file:
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, region_bytes(size))
+    os.ftruncate(descriptor, sum(map(region_bytes, sizes)))
     return descriptor

@@ -15,7 +15,7 @@ from model_runtime.device import choose_device
 from model_runtime.executor import load_runner
 from model_runtime.group import Place, Ranks, StepMeter, meet
 from model_runtime.ops import is_compiled, load_ops
-from model_runtime.parallel import Collectives
+from model_runtime.parallel import Mesh
 from model_runtime.runner import Runner
 from model_runtime.transport import Leader
 from scheduler.config import SchedulerConfig
@@ -27,8 +27,8 @@ REPORT_SECONDS = 1.0
 class Follower:
     """A loaded share and the way to rank 0."""
 
-    def __init__(self, runner: Runner, leader: Leader, collectives: Collectives) -> None:
-        self._runner, self._leader, self._meter = runner, leader, StepMeter(collectives)
+    def __init__(self, runner: Runner, leader: Leader, mesh: Mesh) -> None:
+        self._runner, self._leader, self._meter = runner, leader, StepMeter(mesh)
         self._last_report = 0.0
 
     def run(self, on_pass: Callable[[], None]) -> None:
@@ -53,8 +53,8 @@ def load_follower(
     """
     device = choose_device(runtime.device)
     compiled = is_compiled(load_ops(device, runtime.kernels))
-    collectives = meet(place, device, compiled, runtime.collective_timeout)
+    mesh = meet(place, device, compiled, runtime.collective_timeout)
     leader = Leader(place.endpoints, place.layout.rank)
-    ranks = Ranks(collectives=collectives, ranks_here=place.ranks_here, agree=partial(leader.agree, wait=wait))
+    ranks = Ranks(mesh=mesh, ranks_here=place.ranks_here, agree=partial(leader.agree, wait=wait))
     runner, _ = load_runner(model_path, runtime, scheduler, lambda stage, done: wait(), ranks)
-    return Follower(runner, leader, collectives)
+    return Follower(runner, leader, mesh)

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from model_runtime.config import RuntimeConfig
+from model_runtime.layout import layout_of
 from model_runtime.shared_memory import make_region
 from server.config import ProcessConfig, ServeConfig, to_json
 from server.pulse import PulseWatch
@@ -98,10 +100,11 @@ class EngineProcess:
     """An engine: one process, or several ranks that begin and end together. On another machine than the first, its
     ranks."""
 
-    def __init__(self, run_dir: Path, generation: int, numbers: range) -> None:
-        """`numbers` are the ranks of this machine, of which 0 is the engine itself."""
+    def __init__(self, run_dir: Path, generation: int, runtime: RuntimeConfig) -> None:
+        """Those ranks that are of this machine, of which 0 is the engine itself."""
         self.generation, self._run_dir = generation, run_dir
-        region = make_region(len(numbers))
+        numbers = runtime.own_ranks
+        region = make_region(*map(len, layout_of(runtime).areas))
         modules = ["server.rank_process" if number else "server.engine_process" for number in numbers]
         self._ranks = [
             Rank(module, [run_dir, generation, region, number], [region])

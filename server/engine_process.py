@@ -14,6 +14,7 @@ import zmq
 
 from model_runtime.executor import load_executor
 from model_runtime.group import Place, place_of
+from model_runtime.layout import layout_of
 from model_runtime.memory import PlanError
 from model_runtime.weights.errors import CheckpointError
 from server import wire
@@ -64,7 +65,7 @@ def main() -> None:
     generation, pipe, region, rank = map(int, sys.argv[2:])
     pulse = Pulse(pipe, start.config.process.step_timeout)
     runtime = start.config.runtime
-    is_alone = runtime.tensor_parallel_size == 1
+    is_alone = layout_of(runtime).size == 1
     place = None if is_alone else place_of(rank, runtime, start.run_dir, generation, region)
     os.nice(NICENESS)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -46,7 +46,7 @@ class Node:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run_once(self, folder: Path, generation: int) -> int:
-        ranks = EngineProcess(folder, generation, self._config.runtime.own_ranks)
+        ranks = EngineProcess(folder, generation, self._config.runtime)
         try:
             ranks.configure(self._config)
             while (code := ranks.exit_code) is None and not self._stopping:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_runtime.group import Place, local_place
-from model_runtime.parallel import Layout
+from model_runtime.layout import layout_of
 from model_runtime.shared_memory import make_region
 from server.children import Rank
 from server.config import ServeConfig
@@ -32,18 +32,18 @@ class OtherRanks:
 @contextlib.contextmanager
 def other_ranks(config: ServeConfig) -> Iterator[OtherRanks]:
     """They end with the context."""
-    size = config.runtime.tensor_parallel_size
-    if size == 1:
+    layout = layout_of(config.runtime)
+    if layout.size == 1:
         yield OtherRanks(None, ())
         return
     with tempfile.TemporaryDirectory(prefix="firstlight-") as folder:
-        region = make_region(size)
-        arguments = [[folder, 0, region, rank] for rank in range(1, size)]
+        region = make_region(*map(len, layout.areas))
+        arguments = [[folder, 0, region, rank] for rank in range(1, layout.size)]
         ranks = tuple(Rank("server.rank_process", words, [region]) for words in arguments)
         try:
             for rank in ranks:
                 rank.child.configure(config)
-            place = local_place(Layout(rank=0, tensor_size=size), Path(folder), 0, region)
+            place = local_place(layout, Path(folder), 0, region)
             yield OtherRanks(place, ranks)
         finally:
             for rank in ranks:

@@ -84,7 +84,7 @@ class Supervisor:
         self._engine.configure(self._config)
 
     def _new_engine(self, generation: int) -> EngineProcess:
-        return EngineProcess(self._run_dir, generation, self._config.runtime.own_ranks)
+        return EngineProcess(self._run_dir, generation, self._config.runtime)
 
     def _keep_spare(self) -> None:
         """After a loss: what has happened once may happen again, and torch takes a good second to import. Not before:

@@ -39,6 +39,7 @@ RUNTIME_USERS = {
 RUNTIME_LEAVES = {
     "model_runtime.config",
     "model_runtime.host",
+    "model_runtime.layout",
     "model_runtime.rank_stats",
     "model_runtime.shared_memory",
     "model_runtime.pooling_config",

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
+from model_runtime.layout import Layout
 from model_runtime.ops import set_threads
-from model_runtime.parallel import Collectives, Layout, connect, disconnect
+from model_runtime.parallel import Collectives, connect, disconnect
 from model_runtime.shared_collectives import SharedMemoryCollectives
 from model_runtime.shared_memory import make_region
 
@@ -41,7 +42,7 @@ def measure(rank: int, size: int, descriptor: int, folder: str) -> None:
     set_threads(1)
     shared = medians(SharedMemoryCollectives(descriptor, rank, size, TIMEOUT_S), 2000)
     layout = Layout(rank=rank, tensor_size=size)
-    gloo = medians(connect(layout, f"file://{folder}/meet", torch.device("cpu"), TIMEOUT_S), 100)
+    gloo = medians(connect(layout, f"file://{folder}/meet", torch.device("cpu"), TIMEOUT_S).tensor, 100)
     disconnect()
     if rank == 0:
         for floats, ours, theirs in zip(SIZES, shared, gloo, strict=True):

@@ -12,12 +12,19 @@ from typing import TypeVar
 
 import torch.distributed
 
-from model_runtime.parallel import TorchCollectives
+from model_runtime.layout import Layout
+from model_runtime.parallel import Alone, Collectives, Mesh, TorchCollectives
 from model_runtime.shared_collectives import SharedMemoryCollectives
 from model_runtime.shared_memory import make_region
 
 T = TypeVar("T")
 LIMIT_S = 60.0
+
+
+def tensor_mesh(collectives: Collectives) -> Mesh:
+    """Ranks that share every layer."""
+    layout = Layout(rank=collectives.rank, tensor_size=collectives.size)
+    return Mesh(layout=layout, tensor=collectives, context=Alone(), pipeline=Alone())
 
 
 def on_threads(size: int, function: Callable[[TorchCollectives], T]) -> list[T]:

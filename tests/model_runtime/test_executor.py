@@ -18,7 +18,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.plan import ScoreRows, StepPlan, ints
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime.memory import MODEL, measured_bytes
-from tests.model_runtime.ranks import on_shared_memory
+from tests.model_runtime.ranks import on_shared_memory, tensor_mesh
 from tests.model_runtime.sampling_case import Row, to_plan
 
 SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=100, block_size=16)
@@ -199,7 +199,7 @@ def test_a_rank_takes_the_memory_of_its_share(checkpoint: Path, rank: int) -> No
     whole = load_executor(checkpoint, runtime, scheduler, lambda stage, fraction: None).info
 
     def one(collectives: SharedMemoryCollectives) -> int:
-        ranks = Ranks(collectives=collectives, ranks_here=2, agree=lambda facts: facts)
+        ranks = Ranks(mesh=tensor_mesh(collectives), ranks_here=2, agree=lambda facts: facts)
         runner, info = load_runner(checkpoint, runtime, scheduler, lambda stage, fraction: None, ranks)
         assert info.weight_bytes < 0.6 * whole.weight_bytes
         assert info.kv_bytes // info.num_blocks * 2 == whole.kv_bytes // whole.num_blocks

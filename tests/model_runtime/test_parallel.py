@@ -1,13 +1,15 @@
 """Ranks together: sums in the order of ranks on every rank, gathers of uneven parts, broadcasts, places in the mesh."""
 
 import json
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
 import pytest
 import torch
 
-from model_runtime.parallel import Alone, Collectives, Layout
+from model_runtime.layout import Layout
+from model_runtime.parallel import Alone, Collectives
 from tests.model_runtime.ranks import in_processes, on_threads
 
 
@@ -18,8 +20,12 @@ def numbers(rank: int, *shape: int) -> torch.Tensor:
 
 
 def test_ranks_count_along_the_tensor_dimension_first() -> None:
-    places = [Layout(rank=rank, tensor_size=2, pipeline_size=3) for rank in range(6)]
-    assert [(place.stage, place.tensor_rank) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    layout = Layout(tensor_size=2, context_size=1, pipeline_size=3)
+    places = [replace(layout, rank=rank).place for rank in range(6)]
+    assert places == [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1), (0, 0, 2), (1, 0, 2)]
+    assert layout.groups("tensor") == [[0, 1], [2, 3], [4, 5]]
+    assert layout.groups("pipeline") == [[0, 2, 4], [1, 3, 5]]
+    assert layout.areas == [[0, 1], [2, 3], [4, 5], [0, 2, 4], [1, 3, 5]]
     with pytest.raises(ValueError, match=r"rank must be within 0\.\.5"):
         Layout(rank=6, tensor_size=2, pipeline_size=3)
     with pytest.raises(ValueError, match="at least 1"):

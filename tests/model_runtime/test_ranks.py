@@ -16,7 +16,7 @@ from scheduler.request import Request, SamplingParams
 from server.engine import make_scheduler
 from tests.checkpoints import make_checkpoint, make_model
 from tests.model_runtime.next_token import make as make_predicting
-from tests.model_runtime.ranks import on_shared_memory, on_threads
+from tests.model_runtime.ranks import on_shared_memory, on_threads, tensor_mesh
 from tests.model_runtime.test_tensor_parallel import First, Last
 from tests.vision.preprocess_pictures import as_pil, picture
 from tests.vlm import make_vlm
@@ -61,7 +61,7 @@ def replayed(
     folder: Path, runtime: RuntimeConfig, steps: list[StepPlan], collectives: Collectives, config: SchedulerConfig
 ) -> list[StepResult]:
     """The same by this rank; results are rank 0's."""
-    ranks = Ranks(collectives=collectives, ranks_here=2, agree=lambda facts: facts)
+    ranks = Ranks(mesh=tensor_mesh(collectives), ranks_here=2, agree=lambda facts: facts)
     runner, _ = load_runner(folder, runtime, config, lambda stage, done: None, ranks)
     if collectives.rank == 0:
         return [runner.run(plan) for plan in steps]
@@ -142,7 +142,9 @@ def likeness(folder: Path, runtime: RuntimeConfig, config: SchedulerConfig, rank
         raise Facts(facts)
 
     with pytest.raises(Facts) as told:
-        load_runner(folder, runtime, config, lambda *told: None, Ranks(collectives=rank, ranks_here=2, agree=agree))
+        load_runner(
+            folder, runtime, config, lambda *told: None, Ranks(mesh=tensor_mesh(rank), ranks_here=2, agree=agree)
+        )
     return told.value.facts.likeness
 
 

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import pytest
 import torch
 
 from model_runtime.kernels.build import build
-from model_runtime.shared_collectives import SharedMemoryCollectives
+from model_runtime.layout import DIMENSIONS, Layout
+from model_runtime.shared_collectives import SharedMemoryCollectives, share_memory
 from model_runtime.shared_memory import SLOT_BYTES, make_region, region_bytes
 from tests.model_runtime.ranks import on_shared_memory
 from tests.model_runtime.test_parallel import numbers
@@ -146,3 +149,21 @@ def test_a_stopped_rank_is_an_error_after_the_time_out() -> None:
         with pytest.raises(AssertionError, match="rank 1"):
             sums(collectives, lambda count: time.monotonic() > began + 10)
         assert 0.25 < time.monotonic() - began < 5
+
+
+def test_every_group_of_a_mesh_has_an_area_of_its_own() -> None:
+    layout = Layout(tensor_size=2, context_size=2, pipeline_size=2)
+    descriptor = make_region(*map(len, layout.areas))
+
+    def one(rank: int) -> list[list[int]]:
+        mesh = share_memory(replace(layout, rank=rank), descriptor, 30.0)
+        groups = [mesh.tensor, mesh.context, mesh.pipeline]
+        return [[int(part) for part in group.all_gather(torch.tensor(rank))] for group in groups]
+
+    with ThreadPoolExecutor(layout.size) as pool:
+        met = list(pool.map(one, range(layout.size)))
+    os.close(descriptor)
+    assert met == [
+        [next(group for group in layout.groups(dimension) if rank in group) for dimension in DIMENSIONS]
+        for rank in range(layout.size)
+    ]

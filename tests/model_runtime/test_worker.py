@@ -15,7 +15,7 @@ from model_runtime.runner import Runner
 from model_runtime.transport import Followers, Leader, PoolFacts
 from model_runtime.worker import Follower
 from scheduler.plan import StepPlan
-from tests.model_runtime.ranks import on_shared_memory
+from tests.model_runtime.ranks import on_shared_memory, tensor_mesh
 from tests.model_runtime.test_plan_frames import full_plan
 
 
@@ -45,7 +45,7 @@ def test_plans_are_computed_and_reported(tmp_path: Path) -> None:
         leader = Leader(place.endpoints, 1)
         leader.agree(PoolFacts(1, 1, 0), lambda: None)
         with pytest.raises(Enough):
-            Follower(cast(Runner, runner), leader, collectives).run(enough)
+            Follower(cast(Runner, runner), leader, tensor_mesh(collectives)).run(enough)
         leader.close()
 
     def lead() -> tuple[RankStats, ...]:
@@ -54,7 +54,7 @@ def test_plans_are_computed_and_reported(tmp_path: Path) -> None:
         followers.agree(PoolFacts(1, 1, 0), lambda: None)
         for _ in range(2):
             followers.send(full_plan())
-        others = OtherRanks(followers, StepMeter(Alone()))
+        others = OtherRanks(followers, StepMeter(tensor_mesh(Alone())))
         executor = Executor(cast(Runner, runner), cast(RuntimeInfo, None), others)
         deadline = time.monotonic() + 5.0
         while len(known := executor.ranks) < 2 and time.monotonic() < deadline:
