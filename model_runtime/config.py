@@ -130,21 +130,26 @@ class RuntimeConfig:
                 raise ValueError(f"{name} must not be negative")
         if not 1 <= self.tensor_parallel_size <= MAX_RANKS:
             raise ValueError(f"tensor_parallel_size must be from 1 to {MAX_RANKS}")
-        if self.nnodes < 1 or self.tensor_parallel_size % self.nnodes:
+        if self.nnodes < 1 or self.num_ranks % self.nnodes:
             raise ValueError("nnodes must divide tensor_parallel_size")
         if not 0 <= self.node_rank < self.nnodes:
             raise ValueError(f"node_rank must be from 0 to {self.nnodes - 1}")
-        if not 1 <= self.master_port <= LAST_PORT - self.tensor_parallel_size:
-            raise ValueError(f"master_port must be from 1 to {LAST_PORT - self.tensor_parallel_size}")
+        if not 1 <= self.master_port <= LAST_PORT - self.num_ranks:
+            raise ValueError(f"master_port must be from 1 to {LAST_PORT - self.num_ranks}")
         if not 0 < self.collective_timeout <= MAX_COLLECTIVE_TIMEOUT:
             raise ValueError(f"collective_timeout must be positive and at most {MAX_COLLECTIVE_TIMEOUT}")
         if self.threads > MAX_THREADS:
             raise ValueError(f"threads must be at most {MAX_THREADS}")
 
     @property
+    def num_ranks(self) -> int:
+        """On all machines."""
+        return self.tensor_parallel_size
+
+    @property
     def own_ranks(self) -> range:
         """Those of this machine."""
-        count = self.tensor_parallel_size // self.nnodes
+        count = self.num_ranks // self.nnodes
         return range(self.node_rank * count, (self.node_rank + 1) * count)
 
 
