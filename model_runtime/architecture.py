@@ -120,6 +120,8 @@ class ModelConfig:
     num_draft_layers: int = 0
     """Layers that the checkpoint may have after the last one, for drafts of further tokens; the first of them is used
     by the speculation method mtp."""
+    absent_heads: tuple[int, int] = (0, 0)
+    """In a rank's part of a model: query heads of the first and of the last group that other ranks have."""
 
     @property
     def bidirectional_images(self) -> bool:

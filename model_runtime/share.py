@@ -3,9 +3,10 @@
 Each rank computes `split` from the architecture and the number of ranks when it loads; weight tables say which of these
 parts each of their tensors is cut by. Engine and worker processes.
 
-A rank has whole groups of query heads with their key/value head, and as many columns of the feed-forward block as the
-others: ranks wait for each other after either, so who has a group more is not helped by fewer columns. With more ranks
-than key/value heads, ranks share a group: each has some of its query heads, and a copy of the key/value head.
+Ranks wait for each other after attention and after the feed-forward block, so each of the two is divided as equally as
+can be. Query heads come in groups that share a key/value head. A rank has whole groups; or, where the busiest rank has
+less to do that way, groups are cut: those who have a part of one have a copy of its key/value head. (Not where heads
+are no whole blocks of integers, which would have to be expanded.)
 """
 
 from collections.abc import Sequence
@@ -71,9 +72,12 @@ class Share:
         experts = config.experts
         if experts is not None:
             experts = replace(experts, intermediate_size=self.expert.count, shared_size=self.shared.count)
+        group = config.num_heads // config.num_kv_heads
+        before, after = self.heads.start - self.kv_heads.start * group, self.kv_heads.stop * group - self.heads.stop
         return replace(
             config,
             num_heads=self.heads.count,
+            absent_heads=(before, after),
             num_kv_heads=self.kv_heads.count,
             intermediate_size=self.feed_forward.count,
             experts=experts,
@@ -129,7 +133,24 @@ def _parts(counts: Sequence[int], total: int) -> list[Part]:
 
 
 def _heads(config: ModelConfig, size: int) -> tuple[list[Part], list[Part]]:
-    """Key/value heads and query heads of each rank."""
+    """Key/value heads and query heads of each rank: groups stay whole unless that leaves more to the busiest rank."""
+
+    def most(found: tuple[list[Part], list[Part]]) -> int:
+        return max(kv_head.count + head.count for kv_head, head in zip(*found, strict=True))
+
+    whole = _whole_groups(config, size)
+    return whole if config.head_dim % COLUMNS else min(whole, _equal_heads(config, size), key=most)
+
+
+def _equal_heads(config: ModelConfig, size: int) -> tuple[list[Part], list[Part]]:
+    """As `_heads`; a rank has every key/value head that one of its query heads needs."""
+    groups, in_group = config.num_kv_heads, config.num_heads // config.num_kv_heads
+    heads = _parts(_divided(config.num_heads, size), config.num_heads)
+    return [Part(part.start // in_group, -(-part.stop // in_group), groups) for part in heads], heads
+
+
+def _whole_groups(config: ModelConfig, size: int) -> tuple[list[Part], list[Part]]:
+    """As `_heads`; with more ranks than groups, a group is shared."""
     groups, in_group = config.num_kv_heads, config.num_heads // config.num_kv_heads
     if size <= groups:
         counts = _divided(groups, size)

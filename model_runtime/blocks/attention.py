@@ -37,7 +37,12 @@ class Attention:
     """softmax(q k^T scale) v over the sequence's own cached keys, queries and keys rotated by position."""
 
     def __init__(self, config: ModelConfig, layer: int, name: str, parameters: Parameters) -> None:
-        self.shape = HeadShape(num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+        self.shape = HeadShape(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            absent_heads=config.absent_heads,
+        )
         self.scale = config.attention_scale or config.head_dim**-0.5
         self.window = config.sliding_windows[layer]
         self.qkv: Linear = parameters.linear(f"{name}.qkv")

@@ -35,7 +35,7 @@ void attend_keys(const Problem& p, const Item& item, int64_t start, const Scratc
     const Viewers viewers(p, item, start);
     if (viewers.from == viewers.to) return;
     if (SCALED) load_scales(p, item, start, viewers.last, scratch);
-    const int64_t rows = (viewers.to - viewers.from) * (p.H / p.G);
+    const int64_t rows = (viewers.to - viewers.from) * item.num_heads;
     if (p.B >= PANEL && (PLAIN || (rows < EXPAND_ROWS && p.D % 8 == 0))) {
         const Tile<T> tile = tile_in_place<T>(p, item, start, (viewers.last - start) / PANEL + 1);
         attend_tile<SCALED>(p, item, start, viewers, tile, scratch, state);
@@ -49,10 +49,10 @@ void attend_keys(const Problem& p, const Item& item, int64_t start, const Scratc
 template <class T>
 void attend_segment(const Problem& p, const Item& item, int64_t segment, const Scratch& scratch,
                     const State& state) {
-    const int64_t group_size = p.H / p.G, rows = item.num_queries * group_size;
+    const int64_t rows = item.rows();
     for (int64_t row = 0; row < rows; row++) {
-        const int64_t token = item.token + row / group_size;
-        const float* query = p.qkv + (token * (p.H + 2 * p.G) + item.group * group_size + row % group_size) * p.D;
+        const int64_t token = item.token + row / item.num_heads, head = item.head + row % item.num_heads;
+        const float* query = p.qkv + (token * (p.H + 2 * p.G) + head) * p.D;
         for (int64_t d = 0; d < p.D; d++) scratch.query[row * p.D + d] = query[d] * p.scale;
     }
     clear(state, rows, p.D);
@@ -62,31 +62,31 @@ void attend_segment(const Problem& p, const Item& item, int64_t segment, const S
 
 // Fold a segment into the total of those rows that see it.
 void merge_segment(const Problem& p, const Item& item, int64_t segment, const State& total, const State& part) {
-    const int64_t group_size = p.H / p.G;
-    for (int64_t row = 0; row < item.num_queries * group_size; row++) {
-        const Keys keys(p, item, row / group_size);
+    for (int64_t row = 0; row < item.rows(); row++) {
+        const Keys keys(p, item, row / item.num_heads);
         if (keys.meet(segment * SEGMENT, (segment + 1) * SEGMENT)) merge_row(total, part, row, p.D);
     }
 }
 
 void write_out(const Problem& p, const Item& item, const State& total) {
-    const int64_t group_size = p.H / p.G;
-    for (int64_t row = 0; row < item.num_queries * group_size; row++) {
-        const int64_t token = item.token + row / group_size;
-        float* out = p.out + (token * p.H + item.group * group_size + row % group_size) * p.D;
+    for (int64_t row = 0; row < item.rows(); row++) {
+        const int64_t token = item.token + row / item.num_heads, head = item.head + row % item.num_heads;
+        float* out = p.out + (token * p.H + head) * p.D;
         for (int64_t d = 0; d < p.D; d++) out[d] = total.out[row * p.D + d] / total.sum[row];
     }
 }
 
 std::vector<Item> make_items(const Problem& p) {
-    const int64_t queries = std::max<int64_t>(1, ITEM_ROWS / (p.H / p.G));
+    const int64_t queries = std::max<int64_t>(1, ITEM_ROWS / p.group);
     std::vector<Item> items;
     for (int64_t s = 0; s < p.S; s++) {
         const int64_t length = p.query_starts[s + 1] - p.query_starts[s], start = p.kv_lens[s] - length;
         for (int64_t query = 0; query < length; query += queries)
             for (int64_t g = 0; g < p.G; g++) {
+                const int64_t head = std::max<int64_t>(0, g * p.group - p.absent);
+                const int64_t heads = std::min(p.H, (g + 1) * p.group - p.absent) - head;
                 const int64_t count = std::min(queries, length - query), first = p.query_starts[s] + query;
-                Item item{s, g, query, count, start + query, first, p.kv_lens[s] / SEGMENT, 0};
+                Item item{s, g, head, heads, query, count, start + query, first, p.kv_lens[s] / SEGMENT, 0};
                 for (int64_t at = 0; at < count; at++) {
                     const Keys keys(p, item, at);
                     item.segment = std::min(item.segment, keys.begin / SEGMENT);
@@ -104,7 +104,7 @@ template <class T> void attend_items(const Problem& p, const std::vector<Item>& 
     pool::parallel(int64_t(items.size()), [&](int64_t chunk) {
         const Item& item = items[items.size() - 1 - chunk];  // later queries see more keys: begin with them
         Scratch scratch(rows, p.D);
-        clear(scratch.total, item.num_queries * (p.H / p.G), p.D);
+        clear(scratch.total, item.rows(), p.D);
         for (int64_t segment = item.segment; segment < item.segment_end; segment++) {
             attend_segment<T>(p, item, segment, scratch, scratch.segment);
             merge_segment(p, item, segment, scratch.total, scratch.segment);
@@ -134,7 +134,7 @@ template <class T> void attend_segments(const Problem& p, const std::vector<Item
     for (size_t i = 0; i < items.size(); i++) {
         const Item& item = items[i];
         Scratch scratch(rows, p.D);
-        clear(scratch.total, item.num_queries * (p.H / p.G), p.D);
+        clear(scratch.total, item.rows(), p.D);
         for (int64_t segment = item.segment; segment < item.segment_end; segment++)
             merge_segment(p, item, segment, scratch.total, state_of(first_part[i] + segment - item.segment));
         write_out(p, item, scratch.total);
@@ -160,7 +160,7 @@ bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch
     const std::vector<Item> items = make_items(p);
     int64_t rows = 0, segments = 0;
     for (const Item& item : items) {
-        rows = std::max(rows, item.num_queries * (p.H / p.G));
+        rows = std::max(rows, item.rows());
         segments += item.segment_end - item.segment;
     }
     const int64_t count = int64_t(items.size());
@@ -178,8 +178,8 @@ bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch
 extern "C" int64_t fl_paged_attention(const float* qkv, void* key, void* value, float* scales, int64_t storage,
                                       float* out, const int32_t* query_starts, const int32_t* kv_lens,
                                       const int32_t* tables, const int32_t* table_starts, const int32_t* visible_ends,
-                                      int64_t S, int64_t H, int64_t G, int64_t D, int64_t B, float scale,
-                                      int64_t window) {
+                                      int64_t S, int64_t H, int64_t G, int64_t D, int64_t absent, int64_t group,
+                                      int64_t B, float scale, int64_t window) {
     const StepBatch batch{query_starts, kv_lens, tables, table_starts, nullptr, nullptr, visible_ends, 0, S, B};
-    return !paged_attention(qkv, {key, value, scales, storage, 0}, batch, {H, G, D}, scale, window, out);
+    return !paged_attention(qkv, {key, value, scales, storage, 0}, batch, {H, G, D, absent, group}, scale, window, out);
 }

@@ -25,22 +25,26 @@ struct Problem {
     float* out;
     const int32_t *query_starts, *kv_lens, *tables, *table_starts;
     const int32_t* visible_ends;  // for each token one past the last position that it sees; or null: its own
-    int64_t S, H, G, D, B, window;
+    int64_t S, H, G, D, B, window, absent, group;
     float scale;
 
     Problem(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, int64_t window,
             float scale, float* out)
         : qkv(qkv), kv(kv), out(out), query_starts(batch.query_starts), kv_lens(batch.kv_lens),
           tables(batch.block_tables), table_starts(batch.table_starts), visible_ends(batch.visible_ends), S(batch.S),
-          H(heads.H), G(heads.G), D(heads.D), B(batch.B), window(window), scale(scale) {}
+          H(heads.H), G(heads.G), D(heads.D), B(batch.B), window(window), absent(heads.absent), group(heads.group),
+          scale(scale) {}
 };
 
-// Some queries of one sequence and one key/value head, and the segments [segment, segment_end) that they see.
+// Some queries of one sequence in the heads of one group, and the segments [segment, segment_end) that they see.
 struct Item {
-    int64_t sequence, group, query, num_queries, position;  // position of the first query
-    int64_t token;                                          // row of the first query in the batch
+    int64_t sequence, group, head, num_heads;  // the first of the group's query heads, and how many there are
+    int64_t query, num_queries, position;      // position of the first query
+    int64_t token;                             // row of the first query in the batch
     int64_t segment = 0, segment_end = 0;
     const Item* following = nullptr;  // that the same thread probably does next
+
+    int64_t rows() const { return num_queries * num_heads; }
 };
 
 // The keys [begin, end) that query number `query` of an item sees.

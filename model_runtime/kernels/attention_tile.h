@@ -146,7 +146,7 @@ struct Viewers {
 template <bool SCALED, class T>
 void attend_tile(const Problem& p, const Item& item, int64_t start, const Viewers& viewers, const Tile<T>& tile,
                  const Scratch& scratch, const State& state) {
-    const int64_t group_size = p.H / p.G, row_end = viewers.to * group_size;
+    const int64_t group_size = item.num_heads, row_end = viewers.to * group_size;
     in_groups<MAX_ROWS>(viewers.from * group_size, row_end, [&](int64_t row, auto count) {
         score_rows<count>(scratch.query + row * p.D, tile, (viewers.last - start) / PANEL + 1, p.D,
                           scratch.scores + row * TILE);

@@ -7,9 +7,11 @@
 #include "integer.h"
 #include "linear.h"
 
-// A row of a layer's q/k/v product: H D query, then G D key, then G D value channels.
+// A row of a layer's q/k/v product: H D query, then G D key, then G D value channels. `group` query heads share a key/value
+// head; the first group lacks its first `absent` ones, the last group what is missing at the end. Only attention needs
+// these two.
 struct Heads {
-    int64_t H, G, D;
+    int64_t H, G, D, absent = 0, group = 0;
 };
 
 // Cosines and sines [P][R / 2].

@@ -30,7 +30,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gelu_tanh_mul": (None, (P, N, N, P)),
     "activate": (None, (P, N, N, P)),
     "rope_and_cache": (N, (P, P, P, N, N, N, P, P, P, P, P, N, N, N, N, N, N, N)),
-    "paged_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, N, N, N, N, N, F, N)),
+    "paged_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, N, N, N, N, N, N, N, F, N)),
     "workspace": (N, (P, N, N)),
     "run_layers": (N, (P, P, N, P, P)),
     "join": (N, (P,)),

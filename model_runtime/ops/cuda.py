@@ -67,7 +67,7 @@ def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
 @register("paged_attention", "cuda")
 def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
     """[T, H D]: softmax attention through the block table; by the reference where flash attention cannot."""
-    if batch.visible_ends_T is not None or not suits_flash_attention(qkv_TE.dtype, kv):
+    if batch.visible_ends_T is not None or any(shape.absent_heads) or not suits_flash_attention(qkv_TE.dtype, kv):
         return paged_attention_reference(qkv_TE, kv, batch, shape, scale, window)
     assert batch.key_starts_S1 is not None, "the batch is not one for a GPU"
     query_THD, _, _ = split_heads(qkv_TE, shape)

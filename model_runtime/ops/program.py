@@ -36,7 +36,7 @@ class CMatrix(Structure):
 class CHeads(Structure):
     """How a row of queries, keys and values is cut."""
 
-    _fields_ = (("H", c_int64), ("G", c_int64), ("D", c_int64))
+    _fields_ = (("H", c_int64), ("G", c_int64), ("D", c_int64), ("absent", c_int64), ("group", c_int64))
 
 
 class CRope(Structure):
@@ -198,7 +198,7 @@ def _layer(layer: DenseLayer) -> CLayer:
         _pointer(layer.mlp_result_norm_C),
         None if norms is None else _pointer(norms.query_D),
         None if norms is None else _pointer(norms.key_D),
-        CHeads(shape.num_heads, shape.num_kv_heads, shape.head_dim),
+        CHeads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.absent_heads[0], shape.group_size),
         layer.window,
         layer.local_rope,
         layer.activation == "gelu_tanh",

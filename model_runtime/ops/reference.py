@@ -113,6 +113,8 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
 def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
     """[T, H D]: softmax(q k^T scale) v of each query over the keys of its own sequence that it sees."""
     query_THD, _, _ = split_heads(qkv_TE, shape)
+    before, after = shape.absent_heads
+    query_THD = torch.nn.functional.pad(query_THD, (0, 0, before, after))  # whole groups
     starts, tables = batch.query_starts_S1.tolist(), batch.table_starts_S1.tolist()
     out_THD = torch.empty_like(query_THD, memory_format=torch.contiguous_format)
     for s, kv_len in enumerate(batch.kv_lens_S.tolist()):
@@ -121,7 +123,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         key_GDL, value_GLD = _gather(kv, blocks, kv_len)
         hidden_QL = _hidden(batch, rows, kv_len, window)
         out_THD[rows] = _attend(query_THD[rows], key_GDL, value_GLD, hidden_QL, scale)
-    return out_THD.flatten(1)
+    return out_THD[:, before : before + shape.num_heads].flatten(1)
 
 
 @register("silu_mul", "any")

@@ -63,6 +63,15 @@ class HeadShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    absent_heads: tuple[int, int] = (0, 0)
+    """Query heads that the first group, at its beginning, and the last group, at its end, have less than the others."""
+
+    @property
+    def group_size(self) -> int:
+        """Query heads of a whole group."""
+        size, rest = divmod(self.num_heads + sum(self.absent_heads), self.num_kv_heads)
+        assert rest == 0 and max(self.absent_heads) < size, f"{self} is not cut into groups"
+        return size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ SHAPES = [
     HeadShape(num_heads=8, num_kv_heads=1, head_dim=128),
     HeadShape(num_heads=4, num_kv_heads=4, head_dim=80),
     HeadShape(num_heads=14, num_kv_heads=2, head_dim=20),
+    HeadShape(num_heads=5, num_kv_heads=3, head_dim=64, absent_heads=(2, 2)),
 ]
 
 
@@ -178,8 +179,9 @@ def keys_of(kv: KVLayer, batch: Batch, sequence: int) -> tuple[Tensor, Tensor]:
 def masked_attention(qkv: Tensor, keys_values: tuple[Tensor, Tensor], shape: HeadShape, sees_QL: Tensor) -> Tensor:
     """[Q, H D] float64."""
     query_QHD = qkv[:, : shape.num_heads * shape.head_dim].unflatten(1, (shape.num_heads, -1)).double()
-    group_size = shape.num_heads // shape.num_kv_heads
-    key_LHD, value_LHD = (x.double().repeat_interleave(group_size, dim=1) for x in keys_values)
+    first = shape.absent_heads[0]
+    group_of_head = torch.arange(first, first + shape.num_heads) // shape.group_size
+    key_LHD, value_LHD = (x.double()[:, group_of_head] for x in keys_values)
     scores_HQL = torch.einsum("qhd,lhd->hql", query_QHD, key_LHD) * shape.head_dim**-0.5
     weights_HQL = scores_HQL.masked_fill(~sees_QL, float("-inf")).softmax(dim=-1)
     return torch.einsum("hql,lhd->qhd", weights_HQL, value_LHD).flatten(1)

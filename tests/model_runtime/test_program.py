@@ -37,6 +37,7 @@ CONFIGS = {
     "plain": PLAIN,
     "biases": replace(PLAIN, qkv_bias=True, output_bias=True, mlp_bias=True),
     "qk norm": replace(PLAIN, qk_norm=True, num_heads=6, num_kv_heads=2, tie_word_embeddings=False),
+    "a cut group": replace(PLAIN, num_heads=9, num_kv_heads=3, head_dim=32),
     "windows": replace(PLAIN, sliding_windows=(0, 9, 30), attention_scale=0.3),
     "half rotated in pairs": replace(PLAIN, rope=RopeConfig(theta=10000.0, rotary_dim=8, interleaved=True)),
     "sandwich": replace(
@@ -103,7 +104,12 @@ def make_batch(config: ModelConfig, spans: tuple[Span, ...] = ()) -> Batch:
 
 
 def caches(config: ModelConfig, batch: Batch, dtype: torch.dtype = torch.float32) -> list[KVLayer]:
-    shape = HeadShape(num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+    shape = HeadShape(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        absent_heads=config.absent_heads,
+    )
     layers = [kv_cache(shape, NUM_BLOCKS, BLOCK_SIZE, dtype) for _ in range(config.num_layers)]
     for seed, layer in enumerate(layers):
         fill_cache(layer, batch, seed)
@@ -174,7 +180,14 @@ def test_a_long_step_passes_a_layer_in_parts(storage: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
-    ("name", "storage"), [("biases", "mixed"), ("qk norm", "float32"), ("sandwich", "bfloat16"), ("deepstack", "q4_0")]
+    ("name", "storage"),
+    [
+        ("biases", "mixed"),
+        ("qk norm", "float32"),
+        ("sandwich", "bfloat16"),
+        ("deepstack", "q4_0"),
+        ("a cut group", "mixed"),
+    ],
 )
 def test_ranks_sum_within_the_call(name: str, storage: str, threads: int) -> None:
     """The batch is longer than a part, so that ranks come to several sums in each block."""

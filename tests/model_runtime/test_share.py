@@ -30,14 +30,17 @@ def parts(shares: tuple[Share, ...], axis: Axis) -> list[tuple[int, int]]:
     ("config", "size", "heads", "kv_heads"),
     [
         (SMOLLM2, 1, [(0, 9)], [(0, 3)]),
-        (SMOLLM2, 2, [(0, 6), (6, 9)], [(0, 2), (2, 3)]),
+        (SMOLLM2, 2, [(0, 5), (5, 9)], [(0, 2), (1, 3)]),
+        (replace(SMOLLM2, head_dim=80), 2, [(0, 6), (6, 9)], [(0, 2), (2, 3)]),
         (SMOLLM2, 3, [(0, 3), (3, 6), (6, 9)], [(0, 1), (1, 2), (2, 3)]),
         (SMOLLM2, 4, [(0, 2), (2, 3), (3, 6), (6, 9)], [(0, 1), (0, 1), (1, 2), (2, 3)]),
+        (LLAMA, 3, [(0, 12), (12, 24), (24, 32)], [(0, 3), (3, 6), (6, 8)]),
+        (replace(LLAMA, num_heads=16, num_kv_heads=4), 3, [(0, 6), (6, 11), (11, 16)], [(0, 2), (1, 3), (2, 4)]),
         (LLAMA, 8, [(4 * r, 4 * r + 4) for r in range(8)], [(r, r + 1) for r in range(8)]),
         (LLAMA, 16, [(2 * r, 2 * r + 2) for r in range(16)], [(r // 2, r // 2 + 1) for r in range(16)]),
     ],
 )
-def test_ranks_have_whole_groups_of_heads_or_share_one(
+def test_groups_of_heads_are_cut_only_where_that_leaves_less_to_the_busiest_rank(
     config: ModelConfig, size: int, heads: list[tuple[int, int]], kv_heads: list[tuple[int, int]]
 ) -> None:
     shares = split(config, size)
@@ -64,7 +67,9 @@ def test_everything_belongs_to_one_rank(config: ModelConfig, size: int) -> None:
         assert all(start < stop for start, stop in found)
     for share in shares:
         own = share.narrowed(config)
-        assert own.num_heads % own.num_kv_heads == 0
+        group = config.num_heads // config.num_kv_heads
+        assert own.num_heads + sum(own.absent_heads) == own.num_kv_heads * group
+        assert all(0 <= absent < group for absent in own.absent_heads)
         assert (own.hidden_size, own.head_dim) == (config.hidden_size, config.head_dim)
     assert shares == split(config, size)
 

@@ -18,11 +18,14 @@ from tests.model_runtime.ranks import on_threads
 
 TOLERANCE = 1e-4
 UNEVEN = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
+CUT_GROUP = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 32}
+"""The middle one of three groups, by two ranks."""
 BIASES = {"attention_bias": True, "mlp_bias": True}
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {}),
     "tied, all heads their own": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "uneven": ("llama", UNEVEN),
+    "a cut group": ("llama", CUT_GROUP | BIASES),
     "biases, one key/value head": ("llama", {"num_key_value_heads": 1} | BIASES),
     "qwen3": ("qwen3", {"attention_bias": True}),
     "gemma 3": ("gemma3_text", {"sliding_window": 9, "num_key_value_heads": 4}),
@@ -92,7 +95,7 @@ def test_ranks_may_have_whole_experts(tmp_path: Path, size: int) -> None:
         assert torch.equal(found[index].argmax(-1), expected[index].argmax(-1))
 
 
-@pytest.mark.parametrize("name", ["uneven", "deepseek"])
+@pytest.mark.parametrize("name", ["uneven", "a cut group", "deepseek"])
 def test_a_text_is_the_same_alone_and_beside_others(tmp_path: Path, name: str) -> None:
     """Bit for bit, and at every run: sums have an order."""
     make(tmp_path, name)

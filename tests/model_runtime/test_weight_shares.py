@@ -137,12 +137,13 @@ def test_latent_attention_and_experts(
 @pytest.mark.parametrize("quantized", STORED)
 def test_integers(tmp_path: Path, quantized: str, size: int) -> None:
     """Blocks of 32 columns stay integers; a rank whose heads are not whole blocks has them expanded."""
-    make = make_model("llama", {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16})
-    write_quantized(tmp_path / "m.gguf", make, STORED[quantized])
-    config, source = file(tmp_path / "m.gguf")
-    ranks = assert_shares(config, source, size, INTEGERS)
-    for rank in ranks:
-        assert {name for name, matrix in rank.matrices.items() if matrix.quantized != quantized} == set()
+    for head_dim in (16, 32):  # whole groups, and a group that is cut
+        shape = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": head_dim}
+        write_quantized(tmp_path / "m.gguf", make_model("llama", shape), STORED[quantized])
+        config, source = file(tmp_path / "m.gguf")
+        ranks = assert_shares(config, source, size, INTEGERS)
+        for rank in ranks:
+            assert {name for name, matrix in rank.matrices.items() if matrix.quantized != quantized} == set()
 
 
 def test_columns_that_are_not_blocks_are_expanded(tmp_path: Path) -> None:
