@@ -5,6 +5,7 @@ summed in the order of ranks, so that every rank has the same bits, and has them
 """
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -14,6 +15,9 @@ import torch.distributed
 from torch import Tensor
 
 from model_runtime.layout import Layout
+
+MAX_SENDING = 16
+"""Things on their way to the next rank through a process group of torch."""
 
 
 @dataclass(slots=True)
@@ -61,6 +65,14 @@ class Collectives(Protocol):
         """What rank `source` has in x, into everybody's x. Shapes are equal."""
         ...
 
+    def send(self, x: Tensor) -> None:
+        """To the next rank, from the last one to the first. May return before it is there; x must not change."""
+        ...
+
+    def receive(self, x: Tensor) -> None:
+        """What the rank before sent, in the order of its sending, into x, of the same shape."""
+        ...
+
 
 class Alone:
     """One rank: nothing to do."""
@@ -88,6 +100,14 @@ class Alone:
         """x is what rank 0 has."""
         assert source == 0, f"there is no rank {source}"
 
+    def send(self, x: Tensor) -> None:
+        """There is no other rank."""
+        raise AssertionError("one rank alone sends")
+
+    def receive(self, x: Tensor) -> None:
+        """There is no other rank."""
+        raise AssertionError("one rank alone receives")
+
 
 class TorchCollectives:
     """Over a process group of torch: gloo, NCCL, or what torch names for another device. An error or a time-out of the
@@ -98,6 +118,7 @@ class TorchCollectives:
         self.rank, self.size = group.rank(), group.size()
         self.counters = CollectiveCounters()
         """`waiting_seconds` are not known here."""
+        self._sending: deque[tuple[torch.distributed.Work, Tensor]] = deque()
 
     def all_reduce(self, x: Tensor) -> None:
         """All gather, then add: torch's own sums have no promised order."""
@@ -136,6 +157,22 @@ class TorchCollectives:
         options.rootRank, options.rootTensor = source, 0
         self._group.broadcast([x], options).wait()
         self._count(began, x if self.rank == source else x[:0])
+
+    def send(self, x: Tensor) -> None:
+        """Goes on while the group sends, up to MAX_SENDING things."""
+        began = time.perf_counter()
+        if len(self._sending) == MAX_SENDING:
+            self._sending.popleft()[0].wait()
+        mine = x.contiguous()
+        self._sending.append((self._group.send([mine], (self.rank + 1) % self.size, 0), mine))
+        self._count(began, mine)
+
+    def receive(self, x: Tensor) -> None:
+        """As the group does it."""
+        assert x.is_contiguous(), "what is received into must be contiguous"
+        began = time.perf_counter()
+        self._group.recv([x], (self.rank - 1) % self.size, 0).wait()
+        self._count(began, x[:0])
 
     def _count(self, began: float, sent: Tensor) -> None:
         self.counters.calls += 1

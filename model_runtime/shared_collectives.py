@@ -31,6 +31,8 @@ class CCollective(ctypes.Structure):
         ("slot_bytes", c_int64),
         ("timeout_ns", c_int64),
         ("arrivals", c_int64),
+        ("sent", c_int64),
+        ("taken", c_int64),
         ("calls", c_int64),
         ("sent_bytes", c_int64),
         ("ns", c_int64),
@@ -87,6 +89,16 @@ class SharedMemoryCollectives:
         assert x.is_contiguous(), "what is received into must be contiguous"
         pointers = [x.data_ptr() if rank == source else None for rank in range(self.size)]
         self._run(pointers, [x.nbytes if rank == source else 0 for rank in range(self.size)])
+
+    def send(self, x: Tensor) -> None:
+        """Waits only where LINK_SLOTS are full."""
+        mine = x.contiguous()
+        self.check(library().send(ctypes.byref(self.structure), mine.data_ptr(), mine.nbytes))
+
+    def receive(self, x: Tensor) -> None:
+        """Into its memory."""
+        assert x.is_contiguous(), "what is received into must be contiguous"
+        self.check(library().receive(ctypes.byref(self.structure), x.data_ptr(), x.nbytes))
 
     def _exchange(self, x: Tensor, parts: list[Tensor] | None, nbytes: Sequence[int]) -> None:
         mine = x.contiguous()

@@ -10,13 +10,16 @@ import tempfile
 SLOT_BYTES = 256 * 1024
 """What a rank can say at once; a power of two. Longer things go in pieces of it, each while it is in the processor's
 second cache."""
+LINK_SLOTS = 8
+"""Slots between a rank and the next one: so much it can send before that one takes something."""
 LINE_BYTES, PAGE_BYTES = 64, 4096
 
 
 def region_bytes(size: int) -> int:
-    """Of the area of a group, as `kernels/collective.cpp` lays it out: lines of all ranks, then two slots for each."""
+    """Of the area of a group, as `kernels/collective.cpp` lays it out: lines of all ranks, two slots for each, and
+    those of its link. What is not used takes no memory."""
     lines = -(-size * LINE_BYTES // PAGE_BYTES) * PAGE_BYTES
-    return lines + 2 * size * SLOT_BYTES
+    return lines + (2 + LINK_SLOTS) * size * SLOT_BYTES
 
 
 def make_region(*sizes: int) -> int:

@@ -27,11 +27,18 @@ constexpr int SPINS = 500;  // some 10 microseconds
 constexpr int YIELDS = 300;
 constexpr int64_t SLICE_NS = 20'000'000;  // of a longer wait, after which it looks whether the rank lives
 constexpr int64_t LINE = 64, PAGE = 4096;
+constexpr int64_t LINK_SLOTS = 8;  // as in shared_memory.py
 constexpr int64_t BLOCK = 1024;  // floats that are summed in the nearest cache
 
-// What a rank tells the others. `arrivals` is what they sleep on.
+// Counts up; ranks that wait for it sleep on it.
+struct Counter {
+    std::atomic<uint32_t> count, sleepers;
+    bool has_reached(int64_t wanted) const { return int32_t(count.load() - uint32_t(wanted)) >= 0; }
+};
+
+// What a rank tells the others.
 struct alignas(LINE) Line {
-    std::atomic<uint32_t> arrivals, sleepers;
+    Counter arrivals, sent, taken;
     std::atomic<int64_t> pid;
 };
 static_assert(sizeof(Line) == LINE && std::atomic<uint32_t>::is_always_lock_free);
@@ -52,10 +59,16 @@ void pause() {
 
 Line& line(const Collective& c, int64_t rank) { return reinterpret_cast<Line*>(c.memory)[rank]; }
 
+char* slots(const Collective& c) { return c.memory + divide_up(c.size * LINE, PAGE) * PAGE; }
+
 // Of the arrival that comes next.
 char* slot(const Collective& c, int64_t rank) {
-    const int64_t lines = divide_up(c.size * LINE, PAGE) * PAGE;
-    return c.memory + lines + (2 * rank + (c.arrivals & 1)) * c.slot_bytes;
+    return slots(c) + (2 * rank + (c.arrivals & 1)) * c.slot_bytes;
+}
+
+// Of the piece with that number that a rank sends to the next one.
+char* link_slot(const Collective& c, int64_t rank, int64_t piece) {
+    return slots(c) + (2 * c.size + LINK_SLOTS * rank + piece % LINK_SLOTS) * c.slot_bytes;
 }
 
 #if defined(__linux__)
@@ -83,38 +96,45 @@ void wake(std::atomic<uint32_t>&) {}
 bool is_dead(pid_t pid) { return kill(pid, 0) && errno == ESRCH; }
 #endif
 
-// Whether `rank` has arrived as often as this one; false once it is dead or the time is over.
-bool wait_for(const Collective& c, int64_t rank) {
-    Line& other = line(c, rank);
-    const auto arrived = [&] { return int32_t(other.arrivals.load() - uint32_t(c.arrivals)) >= 0; };
+void raise(Counter& counter, int64_t count) {
+    counter.count = uint32_t(count);
+    if (counter.sleepers) wake(counter.count);
+}
+
+// Whether a counter of `rank` has reached `count`; false once that rank is dead or the time is over.
+bool has_come(const Collective& c, int64_t rank, Counter& counter, int64_t count) {
     for (int i = 0; i < SPINS; i++, pause())
-        if (arrived()) return true;
+        if (counter.has_reached(count)) return true;
     for (int i = 0; i < YIELDS; i++, sched_yield())
-        if (arrived()) return true;
-    for (int64_t waited = 0; !arrived();) {
+        if (counter.has_reached(count)) return true;
+    for (int64_t waited = 0; !counter.has_reached(count);) {
         const int64_t began = now();
-        other.sleepers++;
-        // arrivals and sleepers are in one order for all: either this rank sees the arrival, or that one the sleeper
-        if (const uint32_t seen = other.arrivals; int32_t(seen - uint32_t(c.arrivals)) < 0)
-            sleep_on(other.arrivals, seen);
-        other.sleepers--;
+        counter.sleepers++;
+        // count and sleepers are in one order for all: either this rank sees the new count, or that one the sleeper
+        if (const uint32_t seen = counter.count; int32_t(seen - uint32_t(count)) < 0) sleep_on(counter.count, seen);
+        counter.sleepers--;
         waited += std::min(now() - began, SLICE_NS);  // who sleeps longer was stopped, as the other may have been
-        const pid_t pid = pid_t(other.pid);
-        if (waited > c.timeout_ns || (pid && is_dead(pid))) return arrived();
+        const pid_t pid = pid_t(line(c, rank).pid);
+        if (waited > c.timeout_ns || (pid && is_dead(pid))) return counter.has_reached(count);
     }
     return true;
+}
+
+// Returns when a counter of `rank` has reached `count`, or 1 + the rank that does not come.
+int64_t wait_for(Collective& c, int64_t rank, Counter& counter, int64_t count) {
+    const int64_t began = now();
+    if (!has_come(c, rank, counter, count)) return 1 + rank;
+    c.waiting_ns += now() - began;
+    return 0;
 }
 
 // This rank has filled its slot. Returns when all have, or 1 + the rank that does not come.
 int64_t arrive(Collective& c) {
     c.arrivals++;
-    Line& mine = line(c, c.rank);
-    mine.arrivals = uint32_t(c.arrivals);
-    if (mine.sleepers) wake(mine.arrivals);
-    const int64_t began = now();
+    raise(line(c, c.rank).arrivals, c.arrivals);
     for (int64_t rank = 0; rank < c.size; rank++)
-        if (rank != c.rank && !wait_for(c, rank)) return 1 + rank;
-    c.waiting_ns += now() - began;
+        if (rank != c.rank)
+            if (const int64_t lost = wait_for(c, rank, line(c, rank).arrivals, c.arrivals)) return lost;
     return 0;
 }
 
@@ -217,6 +237,33 @@ int64_t fl_exchange(Collective* c, char* const* parts, const int64_t* bytes) {
         for (int64_t rank = 0; rank < c->size; rank++)
             if (rank != c->rank && parts[rank] && piece(rank, done))
                 std::memcpy(parts[rank] + done, slots[rank], piece(rank, done));
+    }
+    return 0;
+}
+
+// x comes to the next rank, the first one behind the last; returns as soon as it is in the slots between the two, which
+// are LINK_SLOTS. Returns 0, or 1 + the rank that did not make room.
+int64_t fl_send(Collective* c, const char* x, int64_t bytes) {
+    const Counted counted{*c};
+    const int64_t next = (c->rank + 1) % c->size;
+    for (int64_t done = 0; done < bytes; done += c->slot_bytes) {
+        if (const int64_t lost = wait_for(*c, next, line(*c, next).taken, c->sent + 1 - LINK_SLOTS)) return lost;
+        const int64_t piece = std::min(bytes - done, c->slot_bytes);
+        publish(x + done, 0, piece, link_slot(*c, c->rank, c->sent));
+        raise(line(*c, c->rank).sent, ++c->sent);
+        c->sent_bytes += piece;
+    }
+    return 0;
+}
+
+// x = what the rank before sent, which must be as long. Returns 0, or 1 + the rank that did not send.
+int64_t fl_receive(Collective* c, char* x, int64_t bytes) {
+    const Counted counted{*c};
+    const int64_t before = (c->rank + c->size - 1) % c->size;
+    for (int64_t done = 0; done < bytes; done += c->slot_bytes) {
+        if (const int64_t lost = wait_for(*c, before, line(*c, before).sent, c->taken + 1)) return lost;
+        std::memcpy(x + done, link_slot(*c, before, c->taken), std::min(bytes - done, c->slot_bytes));
+        raise(line(*c, c->rank).taken, ++c->taken);
     }
     return 0;
 }

@@ -5,6 +5,9 @@
 // who had read what it wrote for n by then. So one arrival a collective is enough. What is longer than a slot goes in
 // pieces.
 //
+// Links are beside that: a rank may send something to the next one, round to the first, through slots of its own; one
+// counts what it has sent, the other what it has taken.
+//
 // Every rank calls the same functions in the same order with the same sizes. A rank that died, or does not come within
 // the time-out, is an error on all others; then the ranks can only be started again, in new memory.
 #pragma once
@@ -15,7 +18,7 @@
 struct Collective {
     char* memory;  // all zero before the first rank comes
     int64_t rank, size, slot_bytes, timeout_ns;
-    int64_t arrivals;                          // so far
+    int64_t arrivals, sent, taken;             // so far
     int64_t calls, sent_bytes, ns, waiting_ns;  // counters
 };
 

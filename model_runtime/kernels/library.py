@@ -36,6 +36,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "join": (N, (P,)),
     "all_reduce": (N, (P, P, N)),
     "exchange": (N, (P, P, P)),
+    "send": (N, (P, P, N)),
+    "receive": (N, (P, P, N)),
     "sample": (N, (P, N, N, N, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P)),
     "logprobs": (None, (P, N, N, P, P, P, P, P, P, P)),
 }
@@ -64,6 +66,8 @@ class Library:
     join: Callable[..., Any]
     all_reduce: Callable[..., Any]
     exchange: Callable[..., Any]
+    send: Callable[..., Any]
+    receive: Callable[..., Any]
     sample: Callable[..., Any]
     logprobs: Callable[..., Any]
 

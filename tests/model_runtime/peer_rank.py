@@ -16,7 +16,7 @@ def main() -> None:
     library.fl_all_reduce.restype = ctypes.c_int64
     memory = mmap.mmap(descriptor, size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    rank = (ctypes.c_int64 * 10)(address, 1, 2, slot_bytes, 60 * 10**9)
+    rank = (ctypes.c_int64 * 12)(address, 1, 2, slot_bytes, 60 * 10**9)
     library.fl_join(rank)
     print("there", flush=True)
     while True:

@@ -67,6 +67,23 @@ def test_everybody_has_all_parts_and_what_the_source_had() -> None:
         assert torch.equal(x, numbers(1, 4))
 
 
+def passed_round(collectives: Collectives) -> list[bool]:
+    """Whether each thing came as it was sent; several, of different lengths, are on their way at once."""
+    lengths = (1, 0, 65537, 77, 196608)
+    for index, length in enumerate(lengths):
+        collectives.send(numbers(100 * collectives.rank + index, length))
+    found = []
+    for index, length in enumerate(lengths):
+        x = torch.empty(length)
+        collectives.receive(x)
+        found.append(torch.equal(x, numbers(100 * ((collectives.rank - 1) % collectives.size) + index, length)))
+    return found
+
+
+def test_things_go_round_from_each_rank_to_the_next() -> None:
+    assert on_threads(3, passed_round) == [[True] * 5] * 3
+
+
 def test_what_was_sent_is_counted() -> None:
     def one(collectives: Collectives) -> tuple[int, int]:
         collectives.all_reduce(numbers(0, 8, 4))

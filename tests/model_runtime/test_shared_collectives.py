@@ -19,9 +19,9 @@ import torch
 from model_runtime.kernels.build import build
 from model_runtime.layout import DIMENSIONS, Layout
 from model_runtime.shared_collectives import SharedMemoryCollectives, share_memory
-from model_runtime.shared_memory import SLOT_BYTES, make_region, region_bytes
+from model_runtime.shared_memory import LINK_SLOTS, SLOT_BYTES, make_region, region_bytes
 from tests.model_runtime.ranks import on_shared_memory
-from tests.model_runtime.test_parallel import numbers
+from tests.model_runtime.test_parallel import numbers, passed_round
 
 SLOT_FLOATS = SLOT_BYTES // 4
 
@@ -67,6 +67,46 @@ def test_kinds_and_sizes_in_any_order(size: int) -> None:
         return [step(kind, collectives, seed) for seed, kind in enumerate(kinds)]
 
     assert on_shared_memory(size, one) == [[True] * len(kinds)] * size
+
+
+def test_things_go_round_from_each_rank_to_the_next() -> None:
+    assert on_shared_memory(3, passed_round) == [[True] * 5] * 3
+
+
+def test_the_slots_of_a_link_are_taken_again() -> None:
+    """More than they hold, in order, while collectives go on beside it."""
+    count = 5 * LINK_SLOTS
+
+    def one(collectives: SharedMemoryCollectives) -> list[bool]:
+        found = []
+        for index in range(count):
+            x = numbers(index, 5)
+            if collectives.rank == 0:
+                collectives.send(x)
+            else:
+                collectives.receive(taken := torch.empty(5))
+                found.append(torch.equal(taken, x))
+            if index % 7 == 0:
+                collectives.all_reduce(total := torch.ones(3))
+                found.append(total.tolist() == [2.0] * 3)
+        return found
+
+    first, last = on_shared_memory(2, one)
+    assert all(first) and all(last) and len(last) == count + 6
+
+
+def test_who_sends_goes_on_until_the_slots_are_full() -> None:
+    descriptor = make_region(2)
+    collectives = SharedMemoryCollectives(descriptor, 0, 2, 0.2)
+    os.close(descriptor)
+    for _ in range(LINK_SLOTS):
+        collectives.send(torch.zeros(3))
+    with pytest.raises(AssertionError, match="rank 1 ended or did not come"):
+        collectives.send(torch.zeros(3))
+    with pytest.raises(AssertionError, match="rank 1 ended or did not come"):
+        collectives.receive(torch.zeros(3))
+    assert collectives.counters.sent_bytes == LINK_SLOTS * 12
+    assert 0.4 <= collectives.counters.seconds < 5
 
 
 def test_rows_of_other_types_and_shapes_gather() -> None:
