@@ -6,6 +6,7 @@ summed in the order of ranks, so that every rank has the same bits, and has them
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -53,8 +54,9 @@ class Collectives(Protocol):
         """Sum over the ranks, in place; addends in the order of ranks, so every rank has the same bits."""
         ...
 
-    def gather(self, x: Tensor) -> list[Tensor] | None:
-        """To rank 0, in the order of ranks; None elsewhere. Shapes may differ in the first dimension."""
+    def gather(self, x: Tensor, lengths: Sequence[int]) -> list[Tensor] | None:
+        """To rank 0, in the order of ranks; None elsewhere. Shapes differ in the first dimension: rank r has
+        `lengths[r]` of it."""
         ...
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
@@ -88,7 +90,7 @@ class Alone:
     def all_reduce(self, x: Tensor) -> None:
         """x is the sum."""
 
-    def gather(self, x: Tensor) -> list[Tensor] | None:
+    def gather(self, x: Tensor, lengths: Sequence[int]) -> list[Tensor] | None:
         """x is all there is."""
         return [x]
 
@@ -127,18 +129,18 @@ class TorchCollectives:
         for part in parts[1:]:
             x.add_(part)
 
-    def gather(self, x: Tensor) -> list[Tensor] | None:
-        """Lengths first, then each rank sends to rank 0."""
-        lengths = torch.cat(self.all_gather(torch.tensor([len(x)], device=x.device))).tolist()
+    def gather(self, x: Tensor, lengths: Sequence[int]) -> list[Tensor] | None:
+        """Each rank sends to rank 0."""
+        assert len(x) == lengths[self.rank], f"{len(x)} instead of {lengths[self.rank]}"
         began = time.perf_counter()
-        parts = [x.new_empty((length, *x.shape[1:])) for length in lengths] if self.rank == 0 else None
-        if parts is None:
+        if self.rank > 0:
             self._group.send([x.contiguous()], 0, 0).wait()
-        else:
-            parts[0].copy_(x)
-            for source in range(1, self.size):
-                self._group.recv([parts[source]], source, 0).wait()
-        self._count(began, x)
+            self._count(began, x)
+            return None
+        parts = [x, *(x.new_empty((length, *x.shape[1:])) for length in lengths[1:])]
+        for source in range(1, self.size):
+            self._group.recv([parts[source]], source, 0).wait()
+        self._count(began, x[:0])
         return parts
 
     def all_gather(self, x: Tensor) -> list[Tensor]:

@@ -91,7 +91,7 @@ def split(config: ModelConfig, size: int, *, whole_experts: bool = False) -> tup
     kv_heads, heads = _heads(config, size)
     feed_forward = _columns(config.intermediate_size, 1, [0] * size)
     expert, experts, shared = _experts(config, size, whole_experts)
-    vocabulary = _vocabulary(config.vocab_size, size)
+    vocabulary = vocabulary_parts(config.vocab_size, size)
     return tuple(
         Share(
             rank=rank,
@@ -184,8 +184,8 @@ def _columns(columns: int, work_of_column: int, work: Sequence[int]) -> list[Par
     return _parts(counts, columns)
 
 
-def _vocabulary(tokens: int, size: int) -> list[Part]:
-    """Whole panels, where there are enough."""
+def vocabulary_parts(tokens: int, size: int) -> list[Part]:
+    """Of each rank: whole panels, where there are enough."""
     unit = TOKENS if tokens >= TOKENS * size else 1
     ends = [min(tokens, unit * end) for end in accumulate(_divided(-(-tokens // unit), size))]
     return [Part(start, end, tokens) for start, end in zip([0, *ends], ends, strict=False)]

@@ -5,6 +5,7 @@ A call costs some microseconds, where gloo takes half a millisecond.
 """
 
 import ctypes
+import math
 import mmap
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
@@ -69,18 +70,24 @@ class SharedMemoryCollectives:
         assert x.dtype == torch.float32 and x.is_contiguous(), f"a sum of {x.dtype}"
         self.check(library().all_reduce(ctypes.byref(self.structure), x.data_ptr(), x.numel()))
 
-    def gather(self, x: Tensor) -> list[Tensor] | None:
-        """Lengths first, then the parts."""
-        lengths = torch.stack(self.all_gather(torch.tensor([len(x)]))).flatten().tolist()
-        row_bytes = x[0:1].nbytes if len(x) else x.new_empty((1, *x.shape[1:])).nbytes
-        parts = [x.new_empty((length, *x.shape[1:])) for length in lengths] if self.rank == 0 else None
-        self._exchange(x, parts, [length * row_bytes for length in lengths])
+    def gather(self, x: Tensor, lengths: Sequence[int]) -> list[Tensor] | None:
+        """Rank 0 has its own already, and shares nothing."""
+        assert len(x) == lengths[self.rank], f"{len(x)} instead of {lengths[self.rank]}"
+        row_bytes = math.prod(x.shape[1:]) * x.itemsize
+        nbytes = [0, *(length * row_bytes for length in lengths[1:])]
+        if self.rank > 0:
+            mine = x.contiguous()
+            self._run([mine.data_ptr() if rank == self.rank else None for rank in range(self.size)], nbytes)
+            return None
+        parts = [x, *(x.new_empty((length, *x.shape[1:])) for length in lengths[1:])]
+        self._run([part.data_ptr() for part in parts], nbytes)
         return parts
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """Parts in memory of their own."""
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        self._exchange(x, parts, [x.nbytes] * self.size)
+        parts[self.rank].copy_(x)
+        self._run([part.data_ptr() for part in parts], [x.nbytes] * self.size)
         return parts
 
     def broadcast(self, x: Tensor, source: int) -> None:
@@ -99,14 +106,6 @@ class SharedMemoryCollectives:
         """Into its memory."""
         assert x.is_contiguous(), "what is received into must be contiguous"
         self.check(library().receive(ctypes.byref(self.structure), x.data_ptr(), x.nbytes))
-
-    def _exchange(self, x: Tensor, parts: list[Tensor] | None, nbytes: Sequence[int]) -> None:
-        mine = x.contiguous()
-        pointers: list[int | None] = [None] * self.size if parts is None else [part.data_ptr() for part in parts]
-        pointers[self.rank] = mine.data_ptr()
-        self._run(pointers, nbytes)
-        if parts is not None:
-            parts[self.rank].copy_(x)
 
     def _run(self, pointers: Sequence[int | None], nbytes: Sequence[int]) -> None:
         parts, lengths = (c_void_p * self.size)(*pointers), (c_int64 * self.size)(*nbytes)

@@ -15,7 +15,7 @@ from model_runtime.kv_store import KVLayer
 from model_runtime.models.layer import Layer, layer_stack, layer_table, wide_norm_table
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives
-from model_runtime.share import Share, split
+from model_runtime.share import Share, split, vocabulary_parts
 from model_runtime.weights.table import Parameter, Parameters, Slot
 
 TIED_HEAD_KEY = "lm_head.weight"
@@ -57,6 +57,7 @@ class Decoder:
         self.config, self.ops, self.dtype = config, ops, dtype
         self.collectives = Alone() if collectives is None else collectives
         self.share = split(config, 1)[0] if share is None else share
+        self._vocabulary = vocabulary_parts(config.vocab_size, self.collectives.size)
         place = self.collectives.rank, self.collectives.size
         assert (self.share.rank, self.share.size) == place, "another rank's share"
         self.rotations = Rotations(config.rope, max_model_len, device)
@@ -103,13 +104,12 @@ class Decoder:
         outside of the whole table is looked up by the first or last, which find that out."""
         if self.collectives.size == 1:
             return self.ops.embedding(ids_T, self.embedding)
-        own_T, mine_T = ids_T - self.share.vocabulary.start, torch.ones_like(ids_T, dtype=torch.bool)
-        if self.collectives.rank > 0:
-            mine_T &= own_T >= 0
-        if self.collectives.rank < self.collectives.size - 1:
-            mine_T &= own_T < self.share.vocabulary.count
-        x_TC = self.ops.embedding(own_T.where(mine_T, 0), self.embedding)
-        x_TC.masked_fill_(~mine_T[:, None], 0.0)
+        own_T, part = ids_T - self.share.vocabulary.start, self.share.vocabulary
+        first = None if self.collectives.rank == 0 else 0
+        last = None if self.collectives.rank == self.collectives.size - 1 else part.count - 1
+        looked_up_T = own_T.clamp(first, last)
+        x_TC = self.ops.embedding(looked_up_T, self.embedding)
+        x_TC.masked_fill_((looked_up_T != own_T)[:, None], 0.0)
         self.collectives.all_reduce(x_TC)
         return x_TC
 
@@ -124,8 +124,9 @@ class Decoder:
         part_RV = self.ops.linear(normed_RC, self.head, None).float()
         if self.collectives.size == 1:
             return part_RV
-        parts = self.collectives.gather(part_RV.view(-1))
-        return part_RV if parts is None else torch.cat([part.view(len(part_RV), -1) for part in parts], dim=1)
+        num_rows = len(part_RV)
+        parts = self.collectives.gather(part_RV.view(-1), [num_rows * part.count for part in self._vocabulary])
+        return part_RV if parts is None else torch.cat([part.view(num_rows, -1) for part in parts], dim=1)
 
     def final_norm(self, hidden_RC: Tensor) -> Tensor:
         """[R, C] for rows of forward's result."""

@@ -48,7 +48,7 @@ def test_a_sum_has_the_order_of_ranks_on_every_rank() -> None:
 
 def test_uneven_parts_gather_on_rank_0() -> None:
     def one(collectives: Collectives) -> list[torch.Tensor] | None:
-        return collectives.gather(numbers(collectives.rank, 2 + collectives.rank, 3))
+        return collectives.gather(numbers(collectives.rank, 2 + collectives.rank, 3), [2, 3, 4])
 
     first, *others = on_threads(3, one)
     assert first is not None and others == [None, None]
@@ -97,7 +97,7 @@ def test_alone_nothing_changes() -> None:
     x, alone = numbers(0, 3), Alone()
     alone.all_reduce(x)
     alone.broadcast(x, 0)
-    (part,), (other,) = alone.gather(x) or [], alone.all_gather(x)
+    (part,), (other,) = alone.gather(x, [3]) or [], alone.all_gather(x)
     assert torch.equal(x, numbers(0, 3)) and part is x and other is x
 
 

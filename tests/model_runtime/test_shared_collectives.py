@@ -54,7 +54,7 @@ def step(kind: str, collectives: SharedMemoryCollectives, seed: int) -> bool:
         return torch.equal(x, parts[source])
     if kind == "all_gather":
         return all(map(torch.equal, collectives.all_gather(x), parts))
-    gathered = collectives.gather(x)
+    gathered = collectives.gather(x, [len(part) for part in parts])
     return gathered is None if collectives.rank else all(map(torch.equal, gathered or [], parts))
 
 
@@ -111,7 +111,8 @@ def test_who_sends_goes_on_until_the_slots_are_full() -> None:
 
 def test_rows_of_other_types_and_shapes_gather() -> None:
     def one(collectives: SharedMemoryCollectives) -> list[torch.Tensor] | None:
-        return collectives.gather(torch.full((collectives.rank, 2, 3), collectives.rank, dtype=torch.bfloat16))
+        x = torch.full((collectives.rank, 2, 3), collectives.rank, dtype=torch.bfloat16)
+        return collectives.gather(x, [0, 1, 2])
 
     first, *_ = on_shared_memory(3, one)
     assert first is not None
