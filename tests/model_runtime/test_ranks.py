@@ -1,5 +1,6 @@
 """Plans of a server with one rank, run by two: rank 0 says the same, and has what it needs from the other."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from scheduler.plan import StepPlan, StepResult, ints
 from scheduler.request import Request, SamplingParams
 from server.engine import make_scheduler
 from tests.checkpoints import make_checkpoint, make_model
+from tests.model_runtime import deepseek
 from tests.model_runtime.next_token import make as make_predicting
 from tests.model_runtime.ranks import on_shared_memory, on_threads, tensor_mesh
 from tests.model_runtime.test_tensor_parallel import First, Last
@@ -94,6 +96,43 @@ def test_texts_and_pictures_are_answered_as_by_one_rank(tmp_path: Path, name: st
     found = on_shared_memory(2, one)[0] if kernels == "auto" else on_threads(2, one)[0]
     for result, (_, expected) in zip(found, steps, strict=True):
         assert_same(result, expected)
+
+
+def fifty_prompts(folder: Path, *, pictures: bool) -> list[Request]:
+    """Greedy; every fifth with a picture, if there are to be any."""
+    numbers, found = random.Random(5), []
+    gateway, shown = (Gateway(folder), as_pil(picture(60, 40, 2))) if pictures else (None, None)
+    for index in range(50):
+        if gateway is not None and shown is not None and index % 5 == 0:
+            content = [{"type": "image"}, {"type": "text", "text": f"{numbers.random()}"}]
+            found.append(request(index, gateway.prompt([{"role": "user", "content": content}], [shown]), STEPS))
+        else:
+            ids = ints([numbers.randrange(3, 250) for _ in range(numbers.randrange(1, 24))])
+            sampling = SamplingParams(max_tokens=STEPS, temperature=0.0)
+            found.append(Request(seq_id=index, prompt_ids=ids, sampling=sampling))
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "mixture", "mixture, whole experts", "llava"])
+def test_greedy_tokens_of_fifty_prompts_are_those_of_one_rank(tmp_path: Path, name: str) -> None:
+    if name == "llama":
+        make_checkpoint(tmp_path, "llama", {})
+    elif name == "llava":
+        make_vlm(tmp_path, "llava-clip")
+    else:
+        deepseek.make_model({}).save_pretrained(tmp_path)
+    config = replace(SCHEDULER, max_num_seqs=50, max_num_batched_tokens=256)
+    runtime = replace(RUNTIME, max_model_len=256, num_kv_blocks=400)
+    steps = recorded(tmp_path, runtime, fifty_prompts(tmp_path, pictures=name == "llava"), config)
+    shared = replace(runtime, enable_expert_parallel=name == "mixture, whole experts")
+
+    def one(collectives: Collectives) -> list[StepResult]:
+        return replayed(tmp_path, shared, [plan for plan, _ in steps], collectives, config)
+
+    found, expected = on_shared_memory(2, one)[0], [result for _, result in steps]
+    tokens = [token for result in expected for token in result.token_ids]
+    assert len(tokens) == 50 * STEPS and len(set(tokens)) > 50
+    assert [result.token_ids for result in found] == [result.token_ids for result in expected]
 
 
 def make_drafting(folder: Path, method: SpeculativeMethod) -> SpeculativeConfig:
