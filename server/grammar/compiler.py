@@ -40,8 +40,9 @@ class _Tokens:
         self.eos_token_id = vocabulary.eos_ids[0]
 
     def __call__(self, text: bytes) -> list[int]:
-        """Only asked for the tokens of forced text, which grammars here do not use (`lark._OPTIONS`)."""
-        raise NotImplementedError
+        """Only asked for the tokens of forced text, which grammars here do not use (`lark._OPTIONS`). The library tries
+        it once when it is told of it, and takes any exception for a tokenizer that wants another type of text."""
+        raise AssertionError("no grammar forces text")
 
 
 def token_trie(vocabulary: Vocabulary) -> LLTokenizer:
