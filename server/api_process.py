@@ -34,6 +34,7 @@ from server.models import resolve_model
 from server.prompt.image_source import load_tokenizer_for, read_images
 from server.prompt.tokenizer import Tokenizer
 from server.prompt.vocabulary import vocabulary_of
+from server.responses.store import ResponseStore
 
 KEEP_ALIVE_SECONDS = 75
 LISTEN_BACKLOG = 2048
@@ -104,6 +105,7 @@ class Gateway:
         self._grammars = ProcessChecker(partial(_vocabulary, tokenizer, self._client))
         pooling = read_pooling(model.path, config.gateway.pooling)
         app = create_app(config.gateway, self._client, tokenizer, model.name, self._grammars, self._images, pooling)
+        self._responses: ResponseStore = app.state.gateway.responses
         self._listener = listener
         self._server = _Server(
             uvicorn.Config(
@@ -150,8 +152,10 @@ class Gateway:
 
     async def _watch_memory(self) -> None:
         while True:
-            if self._memory.look() and self._memory.is_scarce and self._images is not None:
-                self._images.forget_unused()
+            if self._memory.look() and self._memory.is_scarce:
+                self._responses.relieve()
+                if self._images is not None:
+                    self._images.forget_unused()
             await asyncio.sleep(CHECK_SECONDS)
 
     def _stop(self, task: "asyncio.Task[None]") -> None:

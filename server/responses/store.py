@@ -1,7 +1,7 @@
 """Responses that are kept for later requests: in memory, under limits, each visible to its tenant alone.
 
 Owned by the gateway, used by the routes of `server/responses`; API process. When a limit is reached, a tenant's oldest
-finished response makes room; what is kept ends with the process.
+finished response makes room; while memory is scarce, the oldest of all tenants do. What is kept ends with the process.
 """
 
 import time
@@ -110,6 +110,17 @@ class ResponseStore:
         shelf = self._shelves.get(tenant)
         if shelf is not None and response_id in shelf.responses:
             self._remove(shelf, response_id)
+
+    def relieve(self) -> None:
+        """Drop the older half of what is finished, whoever has it: memory is scarce."""
+        finished = [
+            (stored.expires, tenant, key)
+            for tenant, shelf in self._shelves.items()
+            for key, stored in shelf.responses.items()
+            if not stored.is_running
+        ]
+        for _, tenant, key in sorted(finished)[: (len(finished) + 1) // 2]:
+            self._remove(self._shelves[tenant], key)
 
     def _weigh(self, shelf: _Shelf, stored: Stored) -> None:
         size = stored.item_bytes + len(msgspec.json.encode(stored.document))

@@ -25,6 +25,9 @@ def test_scarce_memory() -> None:
     enough = str(int(available_memory() * 0.7))
     with chaos_server(images=True, arguments=("--min-free-memory", enough)) as server:
         first = ask(server)
+        stored = server.post("/v1/responses", input="Hi", max_output_tokens=1, temperature=0)["id"]
+        gone = lambda: server.http.get(f"/v1/responses/{stored}").status_code == 404  # noqa: E731
+        server.wait_for(gone, 10, "no stored response")
         server.wait_for(lambda: server.progress()["cached_blocks"] == 0, 10, "an empty prefix cache")
         assert ask(server) == first
         images = server.metrics()["images_encoded_total"]

@@ -99,6 +99,28 @@ def test_time_passes() -> None:
     assert kept(store, "a") == ""
 
 
+def test_while_memory_is_scarce_the_older_half_goes_whoever_has_it() -> None:
+    clock = Clock()
+    store = make_store(clock, max_count=4)
+    for name, tenant, status in (
+        ("a", ANN, "completed"),
+        ("b", BOB, "completed"),
+        ("c", ANN, "in_progress"),
+        ("d", ANN, "completed"),
+        ("e", BOB, "completed"),
+        ("f", BOB, "incomplete"),
+    ):
+        put(store, name, tenant, status, size=200)
+        clock.now += 1.0
+    store.relieve()
+    assert kept(store, *"abcdef") + kept(store, *"abcdef", tenant=BOB) == "cef"
+    put(store, "g", size=700)
+    assert kept(store, *"cg") == "cg", "the bytes of what went are counted no more"
+    for _ in range(3):
+        store.relieve()
+    assert kept(store, *"abcdefg") + kept(store, *"abcdefg", tenant=BOB) == "c"
+
+
 def test_what_is_gone_may_be_discarded_and_updated() -> None:
     store = make_store()
     gone = put(store, "a")
