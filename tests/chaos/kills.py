@@ -1,7 +1,7 @@
 """Engines killed at random moments under 16 streams, whose texts must be those of an undisturbed run.
 
-`python -m tests.chaos.kills --kills 100 [--signal STOP] [--images] [--ranks 2]` prints a report. `test_kills.py` does a
-few in the suite.
+`python -m tests.chaos.kills --kills 100 [--signal STOP] [--images] [--ranks 2]` prints a report; with ranks it kills
+the engine, another rank, or all of them at once. `test_kills.py` does a few in the suite.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,13 +29,21 @@ BUFFERED_SECONDS = 0.3
 """What arrives sooner after a kill was sent before it."""
 REQUEST_SECONDS = 3600.0
 """On a busy machine a hundred pauses are long."""
+Victims = tuple[str, ...]
+"""Processes that are killed at once."""
+
+
+def all_victims(ranks: int) -> tuple[Victims, ...]:
+    """Each process of the engine alone, and all together."""
+    names = ("engine", *(f"rank {rank}" for rank in range(1, ranks)))
+    return (*((name,) for name in names), names) if ranks > 1 else (names,)
 
 
 @dataclass
 class Report:
     """Of all rounds."""
 
-    kills: int = 0
+    kills: Counter[Victims] = field(default_factory=Counter)
     streams: int = 0
     errors: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
@@ -51,9 +60,9 @@ class Chaos:
         requests: list[Request],
         seed: int,
         fault: signal.Signals,
-        victims: tuple[str, ...] = ("engine",),
+        victims: tuple[Victims, ...] = (("engine",),),
     ) -> None:
-        """`victims` are processes, of which one is drawn each time."""
+        """`victims` take turns."""
         self._server, self._requests, self._fault, self._victims = server, requests, fault, victims
         self._random = random.Random(seed)
         self._arrivals: list[float] = []
@@ -70,17 +79,21 @@ class Chaos:
 
     def _kill_until_done(self, most: int, spread: float) -> None:
         """Also while an engine is starting."""
-        while self.report.kills < most and not self._done.wait(self._random.uniform(0.05, spread)):
-            victim = self._server.children().get(self._random.choice(self._victims))
-            if victim is None:
+        while self.report.kills.total() < most and not self._done.wait(self._random.uniform(0.05, spread)):
+            children, names = self._server.children(), self._victims[self.report.kills.total() % len(self._victims)]
+            if not children.keys() >= set(names):
                 continue
             killed_at = time.monotonic()
-            try:
-                victim.send_signal(self._fault)
-            except psutil.NoSuchProcess:
-                continue
-            self.report.kills += 1
-            self._wait_for_event(killed_at)
+            if hit := tuple(name for name in names if self._hit(children[name])):
+                self.report.kills[hit] += 1
+                self._wait_for_event(killed_at)
+
+    def _hit(self, victim: psutil.Process) -> bool:
+        """Whether it was still there."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.send_signal(self._fault)
+            return True
+        return False
 
     def _wait_for_event(self, killed_at: float) -> None:
         while not self._done.wait(0.02):
@@ -94,7 +107,7 @@ class Chaos:
         """One undisturbed round, then rounds until the engine was killed so often."""
         undisturbed = self.round()
         assert not any(heard.error for heard in undisturbed), undisturbed
-        while self.report.kills < kills:
+        while self.report.kills.total() < kills:
             self._done.clear()
             killer = threading.Thread(target=self._kill_until_done, args=(kills, spread))
             killer.start()
@@ -129,27 +142,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
     parser.add_argument("--images", action="store_true", help="ask a tiny model with random weights about pictures")
-    parser.add_argument("--ranks", type=int, default=1, help="of which any is killed")
+    parser.add_argument("--ranks", type=int, default=1, help="of which one or all are killed")
     parser.add_argument("--stall-timeout", default="15")
     given = parser.parse_args()
     requests = image_requests(given.max_tokens) if given.images else text_requests(given.max_tokens)
     arguments = ("--stall-timeout", given.stall_timeout, "--tensor-parallel-size", str(given.ranks))
-    victims = ("engine", *(f"rank {rank}" for rank in range(1, given.ranks)))
     with chaos_server(images=given.images, arguments=arguments) as server:
         fault = signal.Signals["SIG" + given.signal]
-        report = Chaos(server, requests, given.seed, fault, victims).run(given.kills, given.spread)
+        report = Chaos(server, requests, given.seed, fault, all_victims(given.ranks)).run(given.kills, given.spread)
         metrics = server.metrics()
     _show(report, metrics)
     sys.exit(1 if report.errors or report.different else 0)
 
 
 def _show(report: Report, metrics: dict[str, float]) -> None:
-    pauses = sorted(report.pauses)
-    p50, p95 = (pauses[int(len(pauses) * share)] for share in (0.5, 0.95))
-    print(
-        f"{report.kills} kills, {report.streams} streams: {len(report.errors)} errors, {len(report.different)} differ"
-    )
-    print(f"pause p50 {p50:.2f} s, p95 {p95:.2f} s, longest {pauses[-1]:.2f} s, of {len(pauses)}")
+    killed = ", ".join(f"{' and '.join(names)} {count}" for names, count in sorted(report.kills.items()))
+    print(f"{report.kills.total()} kills ({killed}), {report.streams} streams: ", end="")
+    print(f"{len(report.errors)} errors, {len(report.different)} differ")
+    if pauses := sorted(report.pauses):
+        p50, p95 = (pauses[int(len(pauses) * share)] for share in (0.5, 0.95))
+        print(f"pause p50 {p50:.2f} s, p95 {p95:.2f} s, longest {pauses[-1]:.2f} s, of {len(pauses)}")
     print({name: value for name, value in metrics.items() if name.startswith(("recovery", "engine_restarts"))})
     for problem in report.errors + report.different:
         print(problem[:2000])
