@@ -21,7 +21,7 @@ def answer(server: Server, path: str, body: dict[str, Any]) -> Any:
 def test_poison_fails_alone() -> None:
     """Within three restarts; after that it is refused at the door."""
     with chaos_server(images=True, arguments=("--fault-hooks", "--step-timeout", "2")) as server:
-        neighbours = image_requests(300)
+        neighbours = image_requests(120)
         with ThreadPoolExecutor(len(neighbours) + 1) as pool:
             undisturbed = list(pool.map(lambda request: answer(server, *request), neighbours))
             for number, fault in enumerate(("crash@commit", "hang@execute"), 1):

@@ -15,9 +15,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.embedded import MODEL_NAME
+from server.tiny_vlm import write_tiny_vlm
 
 START_TIMEOUT = 60.0
 
@@ -32,7 +34,9 @@ class Server:
     model: str = MODEL_NAME
 
     def client(self, timeout: float = 60.0) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=timeout, limits=httpx.Limits(max_connections=600))
+        """Without certificates, which take longer to read than most requests do."""
+        limits = httpx.Limits(max_connections=600)
+        return httpx.Client(base_url=self.url, timeout=timeout, limits=limits, verify=False)
 
     @cached_property
     def http(self) -> httpx.Client:
@@ -78,11 +82,11 @@ class Server:
         return named
 
     def progress(self) -> dict[str, float]:
-        return httpx.get(self.url + "/health/progress", timeout=10).json()
+        return self.http.get("/health/progress", timeout=10).json()
 
     def is_ready(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(self.url + "/health/ready", timeout=5).status_code == 200
+            return self.http.get("/health/ready", timeout=5).status_code == 200
         return False
 
     def wait_for(self, condition: "Callable[[], bool]", seconds: float, what: str) -> float:
@@ -131,6 +135,21 @@ def server() -> Iterator[Server]:
     """The embedded model with the default options, but for embeddings, which it makes only if it is told how."""
     with run_server("--pooling", "mean") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A tiny model that takes pictures."""
+    folder = tmp_path_factory.mktemp("tiny-vlm")
+    write_tiny_vlm(folder)
+    with run_server(model=str(folder)) as running:
+        yield running
+
+
+@pytest.fixture
+def eyes_client(eyes: Server) -> Iterator[OpenAI]:
+    with OpenAI(base_url=eyes.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
 
 
 def sse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

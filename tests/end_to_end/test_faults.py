@@ -1,8 +1,8 @@
 """Faults that people reported against other servers, by their number in that list, tried on the real model.
 
-Those about aborts, overload and a small KV pool stand in `test_aborts.py`, `test_overload.py` and
+Those about aborts, overload and a small KV pool stand in `test_aborts.py`, `alone/test_overload.py` and
 `test_small_pool.py`, about dying processes in `test_processes.py`, about seeds and neighbours (X08) in
-`test_conversation.py`, about grammars in `test_structured.py`, about pictures in `alone/test_images*.py`. Without a
+`test_conversation.py`, about grammars in `test_structured.py`, about pictures in `test_images*.py`. Without a
 model: stop strings and reasoning (H11) in `tests/server/test_reasoning.py`; tools in `test_tools.py` (H12, H19),
 `test_whole_calls.py` (H17) and `test_tool_parsers.py` (X17) beside it; log-probabilities with speculation (H16) in
 `tests/model_runtime/test_speculation.py`; redirects (X14) in `tests/vision/test_source_policy.py`; embeddings that

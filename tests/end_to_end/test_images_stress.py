@@ -54,7 +54,7 @@ def bodies(model: str) -> list[dict[str, Any]]:
 
 
 def answer(server: Server, body: dict[str, Any], timeout: float = 60.0) -> list[int]:
-    response = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=timeout)
+    response = server.http.post("/v1/chat/completions", json=body, timeout=timeout)
     assert response.status_code == 200, response.text
     return list(response.json()["choices"][0]["token_ids"])
 

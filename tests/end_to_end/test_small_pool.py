@@ -12,12 +12,12 @@ from tests.end_to_end.conftest import Server, run_server
 pytestmark = pytest.mark.model
 
 STREAMS = 16
-TOKENS = 120
+TOKENS = 48
 
 
 @pytest.fixture(scope="module")
 def tiny() -> Iterator[Server]:
-    """24 blocks of 16 tokens: room for 2 of the sequences of this test when they end."""
+    """24 blocks of 16 tokens: room for 6 of the sequences of this test when they end."""
     arguments = ("--num-kv-blocks", "24", "--max-num-seqs", str(STREAMS), "--max-model-len", "384")
     with run_server(*arguments) as running:
         yield running

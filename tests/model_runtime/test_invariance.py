@@ -190,7 +190,7 @@ def test_among_neighbours_in_chunks(
     )
     session = case.session(config, 33 * 8)
     requests = thinned(case, name) if chunk == 7 else case.requests
-    outcomes = session.run(shuffled(requests + case.neighbours, chunk))
+    outcomes = session.run(shuffled(requests + case.neighbours[: sequences + 1], chunk))
     assert_as_alone(case, requests, outcomes)
     longest = max(len(request.prompt_ids) for request in case.requests)
     assert session.largest_chunk == longest if chunk > longest else chunk // 2 < session.largest_chunk <= chunk

@@ -141,7 +141,7 @@ def test_an_image_is_the_same_in_every_company(name: str, tmp_path: Path, thread
     threads(2)
     alone = [encoded(encoder, [image])[0] for image in batch]
     assert all(tensor.isfinite().all() and tensor.std() > 0.05 for features in alone for tensor in features)
-    for count in (1, 2, 3):
+    for count in (1, 3):
         threads(count)
         assert same([encoded(encoder, [image])[0] for image in batch], alone), f"alone, {count} threads"
         assert same(encoded(encoder, batch), alone), f"together, {count} threads"

@@ -22,10 +22,10 @@ def prompt_ids(server: Server, messages: Any) -> list[int]:
     return list(server.post("/tokenize", messages=messages)["tokens"])
 
 
-def test_the_sdk_shows_a_picture(eyes: Server, client: OpenAI) -> None:
+def test_the_sdk_shows_a_picture(eyes: Server, eyes_client: OpenAI) -> None:
     messages = shows("What is ", picture(1), "this?")
     options: Any = {"model": eyes.model, "messages": messages, "max_tokens": 12, "temperature": 0, "n": 2}
-    whole = client.chat.completions.create(**options)
+    whole = eyes_client.chat.completions.create(**options)
     assert [choice.finish_reason for choice in whole.choices] == ["length", "length"]
     text = whole.choices[0].message.content
     assert text and whole.choices[1].message.content == text
@@ -33,7 +33,7 @@ def test_the_sdk_shows_a_picture(eyes: Server, client: OpenAI) -> None:
     assert whole.usage.prompt_tokens_details.to_dict()["image_tokens"] == IMAGE_TOKENS
     assert whole.usage.prompt_tokens == len(prompt_ids(eyes, messages)) == FRAME + len("What is \nthis?") + IMAGE_TOKENS
     texts, usage = ["", ""], None
-    for chunk in client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}):
+    for chunk in eyes_client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
         usage = chunk.usage or usage
