@@ -1,8 +1,12 @@
-"""The line that the soak draws through samples of memory."""
+"""Two minutes of the soak, and the line that it draws through samples of memory."""
 
 import pytest
 
-from tests.chaos.soak import LEAST_SAMPLES, Life, slope
+from tests.chaos.kills import chaos_server
+from tests.chaos.soak import LEAST_SAMPLES, SMALL, Life, Soak, slope
+
+REST_SECONDS = 0.6
+"""For each client after each answer: the rest of the suite computes meanwhile."""
 
 
 def test_growth_is_that_of_warm_processes() -> None:
@@ -14,3 +18,15 @@ def test_growth_is_that_of_warm_processes() -> None:
     short = Life([(step, step * 10**9) for step in range(LEAST_SAMPLES - 1)])
     assert slope([*leaks, short]) == pytest.approx(3000)
     assert slope([short]) == slope([]) == 0.0
+
+
+@pytest.mark.timeout(300)
+def test_two_minutes() -> None:
+    """With two kills. A leak of 8 KB for each request in either process fails it, and so does a wrong token."""
+    with chaos_server(images=True, arguments=SMALL) as server:
+        soak = Soak(server, seed=1, rest=REST_SECONDS)
+        soak.run(seconds=120, kill_seconds=50)
+        well = soak.report()
+    assert well
+    assert soak.kills == 2
+    assert soak.ended > 300 and soak.aborted > 30
