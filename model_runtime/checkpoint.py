@@ -18,6 +18,7 @@ from model_runtime.models.next_token import SHARED, next_token_prefix, next_toke
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives
 from model_runtime.share import Share, split
+from model_runtime.stages import stage_layers
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
@@ -28,7 +29,7 @@ from model_runtime.weights.prepared import PreparedWeights, WeightCache
 from model_runtime.weights.safetensors_source import SafetensorsSource
 from model_runtime.weights.sides import split_sides, text_source
 from model_runtime.weights.source import TensorSource
-from model_runtime.weights.table import Parameters
+from model_runtime.weights.table import Parameter, Parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,9 @@ class LoadedModel:
     vision: LoadedVision | None
     """None: a model of text alone."""
     weight_bytes: int
-    """Of both sides."""
+    """Of both sides, in this rank."""
+    all_stages_bytes: int
+    """What that would be if this rank had all layers."""
     kv_type: torch.dtype
     """How keys and values are stored unless something else is asked for: as they are computed; float16 instead of
     float32 where rows meet matrices of integers, whose numbers are far coarser."""
@@ -140,6 +143,18 @@ def load_next_token_layer(path: Path, ops: Ops, device: torch.device, precision:
     )
 
 
+def _types(parameters: Parameters, device: torch.device, precision: Precision) -> tuple[torch.dtype, torch.dtype]:
+    """Of hidden states, and of keys and values. A later stage, which is on CPU, has no embedding to look at."""
+    embedding = parameters.matrices.get("embedding")
+    stored = None if embedding is None or embedding.quantized else embedding.data.dtype
+    dtype = activation_dtype(device, stored, exact=not precision.integer_rows)
+    return dtype, torch.float16 if parameters.integer_rows and dtype == torch.float32 else dtype
+
+
+def _numbers(table: list[Parameter]) -> int:
+    return sum(parameter.rows * (parameter.columns or 1) for parameter in table)
+
+
 def load_model(
     path: Path,
     ops: Ops,
@@ -151,20 +166,22 @@ def load_model(
     collectives: Collectives | None = None,
     *,
     whole_experts: bool = False,
+    stage: int = 0,
+    num_stages: int = 1,
 ) -> LoadedModel:
     """Load a checkpoint, or of many ranks this one's share. `progress` is told the finished share of the weights, 0 to
     1. `length` is given `Decoder.own`, the bytes of the weights and `LoadedModel.kv_type`, and answers how many
     positions the decoder needs tables for. `precision` is that of the decoder; the image side is always exact. `cache`
     is a folder for prepared weights of the decoder; only for weights in this machine's memory. With `whole_experts` a
-    rank has some experts instead of columns of all.
-
+    rank has some experts instead of columns of all. Of `num_stages` that divide the layers, the first has all else.
     Raises CheckpointError for a checkpoint that is missing, damaged, inconsistent or not supported, PlanError for one
     that cannot be divided among the ranks.
     """
     opened, collectives = _open(path), Alone() if collectives is None else collectives
-    share = split(opened.config, collectives.size, whole_experts=whole_experts)[collectives.rank]
-    config, table, side = opened.config, decoder_table(opened.config), opened.side
-    decoder_count = sum(parameter.rows * (parameter.columns or 1) for parameter in table)
+    config, table, side = opened.config, decoder_table(opened.config), None if stage else opened.side
+    layers = stage_layers(config, num_stages)[stage]
+    share = split(config, collectives.size, whole_experts=whole_experts)[collectives.rank].of_stage(layers, num_stages)
+    decoder_count = _numbers(table)
     count = decoder_count + (0 if side is None else side.num_parameters)
     done = _Progress(progress, count)
 
@@ -177,16 +194,14 @@ def load_model(
     done.reach(decoder_count)
     vision = None if side is None else load_image_side(side, ops, device, done.add)
     weight_bytes = parameters.num_bytes + (0 if vision is None else vision.weight_bytes)
-    embedding = parameters.matrices["embedding"]
-    stored = None if embedding.quantized else embedding.data.dtype
-    dtype = activation_dtype(device, stored, exact=not precision.integer_rows)
-    kv_type = torch.float16 if parameters.integer_rows and dtype == torch.float32 else dtype
+    dtype, kv_type = _types(parameters, device, precision)
     positions = length(share.narrowed(config), weight_bytes, kv_type)
     return LoadedModel(
         config=config,
         decoder=Decoder(config, parameters, ops, device, positions, dtype, collectives, share),
         vision=vision,
         weight_bytes=weight_bytes,
+        all_stages_bytes=weight_bytes * decoder_count // _numbers([part for part in table if part.is_in_stage(share)]),
         kv_type=kv_type,
         description=f"{opened.family}, {count / 1e6:.1f} M parameters in {weight_bytes / 2**20:.0f} MiB",
     )

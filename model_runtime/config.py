@@ -106,6 +106,9 @@ class RuntimeConfig:
     tensor_parallel_size: int = field(
         default=1, metadata={"help": "processes (ranks) that share every layer of the model"}
     )
+    pipeline_parallel_size: int = field(
+        default=1, metadata={"help": "stages that divide the layers; times tensor-parallel-size is the number of ranks"}
+    )
     enable_expert_parallel: bool = field(
         default=False, metadata={"help": "give each rank some experts of a mixture instead of columns of all"}
     )
@@ -128,10 +131,13 @@ class RuntimeConfig:
         for name in ("max_model_len", "memory_budget", "encoder_cache_bytes", "num_kv_blocks", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
-        if not 1 <= self.tensor_parallel_size <= MAX_RANKS:
-            raise ValueError(f"tensor_parallel_size must be from 1 to {MAX_RANKS}")
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if not 1 <= getattr(self, name) <= MAX_RANKS:
+                raise ValueError(f"{name} must be from 1 to {MAX_RANKS}")
+        if self.num_ranks > MAX_RANKS:
+            raise ValueError(f"tensor_parallel_size times pipeline_parallel_size must be at most {MAX_RANKS}")
         if self.nnodes < 1 or self.num_ranks % self.nnodes:
-            raise ValueError("nnodes must divide tensor_parallel_size")
+            raise ValueError("nnodes must divide the number of ranks")
         if not 0 <= self.node_rank < self.nnodes:
             raise ValueError(f"node_rank must be from 0 to {self.nnodes - 1}")
         if not 1 <= self.master_port <= LAST_PORT - self.num_ranks:
@@ -144,7 +150,7 @@ class RuntimeConfig:
     @property
     def num_ranks(self) -> int:
         """On all machines."""
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def own_ranks(self) -> range:

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch
 from model_runtime.checkpoint import LoadedModel, load_model, load_next_token_layer
 from model_runtime.config import RuntimeConfig
@@ -72,19 +71,14 @@ def load_draft(
 ) -> DraftPart:
     """The draft model that is configured, read if it has weights of its own, of which ranks have shares as of the
     model's; NO_DRAFT for methods without one. `path` is that of the model. Raises CheckpointError where it cannot be
-    read, PlanError where it does not suit the model."""
+    read, PlanError where it does not suit the model. Of stages the first has it."""
     config = scheduler.speculative_config
-    if config is None or config.method not in ("draft", "self", "mtp"):
+    if config is None or config.method not in ("draft", "self", "mtp") or not model.decoder.share.is_first_stage:
         return NO_DRAFT
     if device.type != "cpu":
         raise PlanError(f"the speculation method {config.method} runs on CPU only; ngram and suffix run anywhere")
     if config.method == "self":
-        if config.num_draft_layers >= model.config.num_layers:
-            raise PlanError(
-                f"num_draft_layers {config.num_draft_layers} must be less than the {model.config.num_layers} layers of "
-                "the model"
-            )
-        return _first_layers(config.num_draft_layers, model.config)
+        return _first_layers(config.num_draft_layers, model)
     if config.method == "mtp":
         parameters = load_next_token_layer(path, ops, device, precision, model.decoder.share)
         return _next_token(parameters, model, scheduler, runtime)
@@ -104,7 +98,7 @@ def load_draft(
         loaded=loaded,
         weight_bytes=loaded.weight_bytes,
         block_bytes=bytes_per_block(own.num_layers, own.num_kv_heads, own.head_dim, scheduler.block_size, kv_type),
-        cost=loaded.weight_bytes / model.weight_bytes,
+        cost=loaded.weight_bytes / model.all_stages_bytes,
     )
 
 
@@ -112,15 +106,22 @@ def _check(draft: LoadedModel, model: LoadedModel, length: int) -> None:
     for what, given, needed in (
         ("a vocabulary of {} tokens", draft.config.vocab_size, model.config.vocab_size),
         ("{} positions", min(draft.config.max_position, length), length),
-        ("{} bytes of weights", max(draft.weight_bytes, model.weight_bytes), model.weight_bytes),
+        ("{} bytes of weights", max(draft.weight_bytes, model.all_stages_bytes), model.all_stages_bytes),
     ):
         if given != needed:
             raise PlanError(f"the draft model has {what.format(given)}, and {needed} suit the model")
 
 
-def _first_layers(num_layers: int, config: ModelConfig) -> DraftPart:
+def _first_layers(num_layers: int, model: LoadedModel) -> DraftPart:
     """The part of the model's first layers, which need nothing more; they share the output matrix, which is read in
     every step."""
+    config, in_stage = model.config, model.decoder.own.num_layers
+    if num_layers >= config.num_layers:
+        raise PlanError(f"num_draft_layers {num_layers} must be less than the {config.num_layers} layers of the model")
+    if num_layers > in_stage:
+        raise PlanError(
+            f"num_draft_layers {num_layers} must be at most the {in_stage} layers of the first pipeline stage"
+        )
     hidden, heads = config.hidden_size, 2 * (config.num_heads + config.num_kv_heads)
     layer = hidden * (heads * config.head_dim + 3 * config.intermediate_size)
     head = hidden * config.vocab_size
@@ -140,7 +141,7 @@ def _next_token(
         loaded=None,
         weight_bytes=parameters.num_bytes,
         block_bytes=keys + scheduler.block_size * config.hidden_size * FLOAT_BYTES,
-        cost=(parameters.num_bytes + head.num_bytes) / model.weight_bytes,
+        cost=(parameters.num_bytes + head.num_bytes) / model.all_stages_bytes,
         next_token=parameters,
     )
 

@@ -37,7 +37,8 @@ from model_runtime.memory import (
 )
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
-from model_runtime.parallel import Collectives
+from model_runtime.parallel import Mesh
+from model_runtime.pipeline import Stage
 from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Runner
 from model_runtime.transport import Followers, PoolFacts
@@ -134,24 +135,33 @@ def load_runner(
         _weight_cache(runtime, ops),
         ranks.mesh.tensor,
         whole_experts=runtime.enable_expert_parallel,
+        stage=ranks.mesh.layout.stage,
+        num_stages=ranks.mesh.layout.pipeline_size,
     )
     part = load_draft(model_path, scheduler, runtime, model, ops, device, precision, ranks.mesh.tensor)
     info = _plan(model, part, describe(ops, device), runtime, scheduler, budget)
     info = _agreed(info, likeness(model, runtime, scheduler), ranks)
-    return _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh.tensor), info
+    return _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh), info
 
 
 def _check_ranks(ranks: Ranks, device: torch.device) -> None:
     """Raises PlanError for what several ranks cannot do."""
     if ranks.mesh.layout.size > 1 and device.type != "cpu":
-        raise PlanError("tensor_parallel_size above 1 is only for --device cpu")
+        raise PlanError(
+            "several ranks, as by tensor_parallel_size or pipeline_parallel_size, are only for --device cpu"
+        )
 
 
 def likeness(model: LoadedModel, runtime: RuntimeConfig, scheduler: SchedulerConfig) -> str:
     """A digest of what ranks must have alike, for they may have been started with other options or files on another
     machine. Of the weights, those of the last norm, which every rank has whole."""
     computes = (runtime.kv_cache_dtype, runtime.kernels, runtime.quantization, runtime.activation_dtype)
-    shares = (runtime.tensor_parallel_size, runtime.enable_expert_parallel, runtime.encoder_cache_bytes)
+    shares = (
+        runtime.tensor_parallel_size,
+        runtime.pipeline_parallel_size,
+        runtime.enable_expert_parallel,
+        runtime.encoder_cache_bytes,
+    )
     version = importlib.metadata.version("firstlight")
     alike = (version, model.config, model.kv_type, model.decoder.norm_C.tolist(), computes, shares, scheduler)
     return hashlib.sha256(repr(alike).encode()).hexdigest()
@@ -177,7 +187,7 @@ def _runner(
     runtime: RuntimeConfig,
     scheduler: SchedulerConfig,
     device: torch.device,
-    collectives: Collectives,
+    mesh: Mesh,
 ) -> Runner:
     config, decoder = model.decoder.own, model.decoder
     on_cpu = device.type == "cpu"
@@ -191,10 +201,16 @@ def _runner(
         device=device,
     )
     vision = model.vision
-    images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device, collectives)
+    images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device, mesh.tensor)
     served = decoder if on_cpu else on_device(decoder, kv, info.max_model_len, scheduler.max_num_seqs)
     draft = draft_model(scheduler, runtime, part, decoder, kv)
-    return Runner(served, kv, info.block_size, ops, images, config.bidirectional_images, draft, decoder.final_norm)
+    stage = None
+    if mesh.layout.pipeline_size > 1:
+        method = None if scheduler.speculative_config is None else scheduler.speculative_config.method
+        stage = Stage(decoder, mesh.pipeline, every_row=method == "mtp")
+    return Runner(
+        served, kv, info.block_size, ops, images, config.bidirectional_images, draft, decoder.final_norm, stage
+    )
 
 
 def _weight_cache(runtime: RuntimeConfig, ops: Ops) -> WeightCache | None:

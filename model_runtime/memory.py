@@ -50,12 +50,12 @@ def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
     """Peak of temporary tensors in a step of `tokens` tokens of which `rows` are sampled.
 
     A layer holds the residual stream, its norm and a block's output, and what its blocks take; all through, the step's
-    own table of rotations if the model has M-RoPE. The logits come when the layers are done, with the last hidden
-    states still there.
+    own table of rotations if the model has M-RoPE. The logits, if there are any, come when the layers are done, with
+    the last hidden states still there.
     """
     table = config.rope.rotary_dim if config.rope.mrope_sections else 0
     layer = tokens * (table + 3 * config.hidden_size + _block_floats(config))
-    head = tokens * config.hidden_size + rows * config.vocab_size * SAMPLER_FLOATS
+    head = tokens * config.hidden_size + (rows * config.vocab_size * SAMPLER_FLOATS if config.has_output else 0)
     return FLOAT_BYTES * max(layer, head)
 
 

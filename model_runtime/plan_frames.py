@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from scheduler.plan import INT, ImageJobs, ImagePixels, ImageSpans, SampleRows, ScoreRows, StepPlan
+from scheduler.plan import INT, ImageJobs, ImagePixels, ImageSpans, PoolRows, SampleRows, ScoreRows, StepPlan
 
 Frame = bytes | memoryview
 ITEM = array(INT).itemsize
-NUM_BUFFERS = 18
+NUM_BUFFERS = 20
 
 
 class FrameError(Exception):
@@ -48,19 +48,21 @@ _decoder = msgspec.msgpack.Decoder(PlanHead)
 
 
 def _buffers(plan: StepPlan) -> "tuple[array[int], ...]":
-    """Those that a follower needs, int32 all. It samples nothing and scores nothing, so of these it needs the rows."""
+    """Those that a follower needs, int32 all. It samples, scores and sums nothing, so of these it needs the
+    rows."""
     jobs, spans = plan.encode, plan.images
     return (
         *(plan.token_ids, plan.query_lens, plan.kv_lens, plan.block_tables, plan.rope_positions, plan.drop_slots),
         *(jobs.slots, jobs.num_embeddings),
         *(spans.rows, spans.lengths, spans.slots, spans.firsts, spans.starts, spans.ends),
         *(plan.sample.rows, plan.score.rows, plan.free_blocks, plan.state_slots),
+        *(plan.pool.rows, plan.pool.counts),
     )
 
 
 def _plan(head: PlanHead, buffers: "Sequence[array[int]]", pixels: tuple[ImagePixels, ...]) -> StepPlan:
     token_ids, query_lens, kv_lens, tables, positions, drops, jobs, counts = buffers[:8]
-    rows, lengths, slots, firsts, starts, ends, sampled, scored, free, states = buffers[8:]
+    rows, lengths, slots, firsts, starts, ends, sampled, scored, free, states, pooled, counted = buffers[8:]
     return StepPlan(
         step_id=head.step_id,
         token_ids=token_ids,
@@ -73,6 +75,7 @@ def _plan(head: PlanHead, buffers: "Sequence[array[int]]", pixels: tuple[ImagePi
         images=ImageSpans(rows=rows, lengths=lengths, slots=slots, firsts=firsts, starts=starts, ends=ends),
         sample=SampleRows(rows=sampled),
         score=ScoreRows(rows=scored),
+        pool=PoolRows(rows=pooled, counts=counted),
         free_blocks=free,
         state_slots=states,
         by_draft_model=head.by_draft_model,

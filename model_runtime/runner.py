@@ -20,6 +20,7 @@ from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.images import ImageStore
 from model_runtime.kv_store import KVLayer, give_back
 from model_runtime.ops.registry import Ops
+from model_runtime.pipeline import Stage
 from model_runtime.pooling import Norm, pooled_sums
 from scheduler.plan import PoolRows, RowLogprobs, SampleRows, ScoreRows, StepPlan, StepResult, doubles, floats, ints
 
@@ -51,6 +52,20 @@ class DraftModel:
     has not computed, what the draft model made in its place."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A step whose hidden states are computed, or are on their way through other stages."""
+
+    plan: StepPlan
+    model: LanguageModel
+    """That the plan wants."""
+    batch: Batch
+    hidden_TC: Tensor | None
+    """None: they come from the last stage."""
+    failed_slots: "array[int]"
+    """Of images."""
+
+
 class Runner:
     """Runs plans. The result of a sequence does not depend on the others in the plan."""
 
@@ -64,12 +79,14 @@ class Runner:
         bidirectional_images: bool = False,
         draft: DraftModel | None = None,
         final_norm: Norm | None = None,
+        stage: Stage | None = None,
     ) -> None:
         """`images` is None for a model that takes none; `bidirectional_images` says that its images attend to
-        themselves in both directions. `final_norm`, of the model, is needed for sequences that are pooled."""
+        themselves in both directions. `final_norm`, of the model, is needed for sequences that are pooled.
+        `stage`: the model has some of the layers, and others come after or before."""
         self._model, self._kv, self._block_size, self._ops = model, kv, block_size, ops
         self._images, self._bidirectional_images, self._draft = images, bidirectional_images, draft
-        self._final_norm = final_norm
+        self._final_norm, self._stage = final_norm, stage
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -77,27 +94,33 @@ class Runner:
         computes: rows that are not finite come back as FAILED_TOKEN, images that are not in `failed_slots`."""
         if not plan.token_ids:
             return self._relieve(plan)
-        model, hidden_TC, failed_slots = self._forward(plan)
-        token_ids, sampled = self._sample(model, hidden_TC, plan.sample)
-        scored = self._score(hidden_TC, plan.score)
+        begun = self._begin(plan)
+        hidden_TC = self._end(begun)
+        token_ids, sampled = self._sample(begun.model, hidden_TC, plan.sample)
         return StepResult(
             step_id=plan.step_id,
             token_ids=token_ids,
             sampled=sampled,
-            scored=scored,
-            failed_slots=failed_slots,
+            scored=self._score(hidden_TC, plan.score),
+            failed_slots=begun.failed_slots,
             pooled=self._pool(hidden_TC, plan.pool),
         )
 
     @torch.inference_mode()
     def follow(self, plan: StepPlan) -> None:
-        """This rank's part of a step whose result is rank 0's: the same forward, and logits of the same rows."""
+        """This rank's part of a step whose result is rank 0's: the same forward, and logits of the same rows, or the
+        layers of a later stage alone."""
         if not plan.token_ids:
             self._relieve(plan)
             return
-        model, hidden_TC, _ = self._forward(plan)
+        if self._is_later_stage and plan.by_draft_model:
+            return
+        begun = self._begin(plan)
+        if self._is_later_stage:
+            return
+        hidden_TC = self._end(begun)
         if plan.sample.rows:
-            _logits(model, hidden_TC, plan.sample.rows)
+            _logits(begun.model, hidden_TC, plan.sample.rows)
         for chunk in _score_chunks(plan.score):
             _logits(self._model, hidden_TC, chunk.rows)
 
@@ -108,17 +131,33 @@ class Runner:
         nothing = RowLogprobs()
         return StepResult(step_id=plan.step_id, token_ids=ints(), sampled=nothing, scored=nothing)
 
-    def _forward(self, plan: StepPlan) -> "tuple[LanguageModel, Tensor, array[int]]":
-        """The model that the plan wants, its hidden states [T, C], and the slots of images that failed."""
+    @property
+    def _is_later_stage(self) -> bool:
+        return self._stage is not None and not self._stage.is_first
+
+    def _begin(self, plan: StepPlan) -> Begun:
+        """Compute what this rank computes before it needs what other stages make of it."""
         images, failed_slots = self._image_rows(plan)
         batch = make_batch(plan, self._block_size, images, self._bidirectional_images)
         model, kv = self._model, self._kv
         if plan.by_draft_model:
             assert self._draft is not None, "a step of a draft model, and there is none"
             model, kv = self._draft.model, self._draft.kv
-        hidden_TC = model.forward(batch, kv)
-        self._keep_states(plan, batch, hidden_TC)
-        return model, hidden_TC, failed_slots
+        if self._stage is None or plan.by_draft_model:
+            hidden_TC = model.forward(batch, kv)
+        else:
+            self._stage.begin(plan, batch, kv)
+            hidden_TC = None
+        return Begun(plan=plan, model=model, batch=batch, hidden_TC=hidden_TC, failed_slots=failed_slots)
+
+    def _end(self, begun: Begun) -> Tensor:
+        """[T, C]"""
+        hidden_TC = begun.hidden_TC
+        if hidden_TC is None:
+            assert self._stage is not None, "hidden states of no stage"
+            hidden_TC = self._stage.end(begun.plan, begun.batch)
+        self._keep_states(begun.plan, begun.batch, hidden_TC)
+        return hidden_TC
 
     @torch.inference_mode()
     def all_logits(self, plan: StepPlan) -> Tensor:
@@ -141,6 +180,8 @@ class Runner:
     def _image_rows(self, plan: StepPlan) -> "tuple[tuple[ImageRows, ...], array[int]]":
         if self._images is not None:
             return self._images.step(plan)
+        if self._is_later_stage:
+            return (), ints()
         assert not (plan.drop_slots or plan.encode.slots or plan.images.rows), "a plan with images, a model without"
         return (), ints()
 

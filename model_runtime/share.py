@@ -60,6 +60,19 @@ class Share:
     """Which experts it has, all or a part of the columns of each."""
     shared: Part
     vocabulary: Part
+    layers: Part
+    """Those of its stage."""
+    stages: int = 1
+    """That the layers are divided among."""
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether it has what is before and behind the layers."""
+        return self.layers.start == 0
+
+    def of_stage(self, layers: Part, stages: int) -> "Share":
+        """Of some of the layers only."""
+        return replace(self, layers=layers, stages=stages)
 
     def part(self, axis: Axis) -> Part:
         """By name."""
@@ -68,7 +81,8 @@ class Share:
         return part
 
     def narrowed(self, config: ModelConfig) -> ModelConfig:
-        """An architecture whose layers are as wide as this rank's part of them."""
+        """An architecture of the layers of this rank, as wide as its part of them. What the architecture has by number
+        of layer stays that of the whole model."""
         experts = config.experts
         if experts is not None:
             experts = replace(experts, intermediate_size=self.expert.count, shared_size=self.shared.count)
@@ -76,6 +90,8 @@ class Share:
         before, after = self.heads.start - self.kv_heads.start * group, self.kv_heads.stop * group - self.heads.stop
         return replace(
             config,
+            num_layers=self.layers.count,
+            has_output=config.has_output and self.is_first_stage,
             num_heads=self.heads.count,
             absent_heads=(before, after),
             num_kv_heads=self.kv_heads.count,
@@ -103,6 +119,7 @@ def split(config: ModelConfig, size: int, *, whole_experts: bool = False) -> tup
             experts=experts[rank],
             shared=shared[rank],
             vocabulary=vocabulary[rank],
+            layers=Part(0, config.num_layers, config.num_layers),
         )
         for rank in range(size)
     )

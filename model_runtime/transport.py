@@ -39,6 +39,7 @@ class PoolFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     num_blocks: int
     max_model_len: int
     max_image_pixels: int
+    """0: the rank encodes none."""
     likeness: str = ""
     """Equal in all ranks: what they compute, and how (`executor.likeness`)."""
 
@@ -192,6 +193,6 @@ def _least(facts: list[PoolFacts]) -> PoolFacts:
     return PoolFacts(
         min(fact.num_blocks for fact in facts),
         min(fact.max_model_len for fact in facts),
-        min(fact.max_image_pixels for fact in facts),
+        min((fact.max_image_pixels for fact in facts if fact.max_image_pixels), default=0),
         facts[0].likeness,
     )

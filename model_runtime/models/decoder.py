@@ -5,6 +5,8 @@ Made by `checkpoint.load_model`, called by the runner once a step. Everything a 
 Legend: T tokens of the step, R rows whose logits are wanted, C hidden size, V vocabulary.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -22,15 +24,16 @@ TIED_HEAD_KEY = "lm_head.weight"
 
 
 def decoder_table(config: ModelConfig) -> list[Parameter]:
-    """Every parameter of the decoder, in the order in which it is loaded."""
+    """Every parameter of the decoder, in the order in which it is loaded. Embedding and output matrix are where the
+    first layer is, and the last norm is everywhere."""
     embedding = Slot("model.embed_tokens.weight", config.vocab_size, "vocabulary")
-    table = [Parameter(name="embedding", slots=(embedding,), columns=config.hidden_size, fewest_bits=8)]
+    table = [Parameter(name="embedding", slots=(embedding,), columns=config.hidden_size, fewest_bits=8, layer=0)]
     for layer in range(config.num_layers):
-        table += layer_table(config, layer)
+        table += [replace(parameter, layer=layer) for parameter in layer_table(config, layer)]
     table.append(wide_norm_table(config, "norm", "model.norm"))
     if not config.tie_word_embeddings and config.has_output:
         head = Slot(TIED_HEAD_KEY, config.vocab_size, "vocabulary")
-        table.append(Parameter(name="head", slots=(head,), columns=config.hidden_size, fewest_bits=8))
+        table.append(Parameter(name="head", slots=(head,), columns=config.hidden_size, fewest_bits=8, layer=0))
     return table
 
 
@@ -62,17 +65,19 @@ class Decoder:
         assert (self.share.rank, self.share.size) == place, "another rank's share"
         self.rotations = Rotations(config.rope, max_model_len, device)
         self.local_table = None if config.local_rope is None else rope_table(config.local_rope, max_model_len, device)
-        self.embedding = parameters.matrices["embedding"]
+        self.embedding = parameters.matrices.get("embedding")
+        """None, as is the output matrix, where the first layer is in another stage."""
         self.own = self.share.narrowed(config)
-        """As wide as this rank's share of the layers."""
-        self.layers = [Layer(self.own, layer, parameters, self.collectives) for layer in range(config.num_layers)]
+        """Of this rank's share of the layers."""
+        own_layers = range(self.share.layers.start, self.share.layers.stop)
+        self.layers = [Layer(self.own, layer, parameters, self.collectives) for layer in own_layers]
         self.stack = layer_stack(ops, self.layers, self.collectives)
         self.norm_C = parameters.vectors["norm"]
         self.head = self.embedding if config.tie_word_embeddings else parameters.matrices.get("head")
 
     def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
-        """[T, C]: the last layer's output, before the final norm. Writes the step's keys and values to `kv`,
-        which has one entry a layer."""
+        """[T, C]: the last layer's output, of its stage, before the final norm. Writes the step's keys and values to
+        `kv`, which has one entry a layer."""
         return self.forward_through(batch, kv, len(self.layers))
 
     def forward_through(self, batch: Batch, kv: list[KVLayer], num_layers: int) -> Tensor:
@@ -89,6 +94,13 @@ class Decoder:
             done = end
         return x_TC
 
+    def forward_from(self, x_TC: Tensor, batch: Batch, kv: list[KVLayer]) -> Tensor:
+        """[T, C]: as `forward`, of a later stage, from the output of the layer before; may change x_TC."""
+        assert not batch.images, "features of images come in where tokens do"
+        batch, rope = self.rotations.of_step(batch)
+        ropes = rope, rope if self.local_table is None else self.local_table
+        return self.stack.run(x_TC, range(len(self.layers)), ropes, batch, kv)
+
     def _embedded(self, batch: Batch) -> Tensor:
         """[T, C]: tokens' embeddings, and images' in their rows."""
         x_TC = self.token_embeddings(batch.token_ids_T).to(self.dtype)
@@ -102,6 +114,7 @@ class Decoder:
     def token_embeddings(self, ids_T: Tensor) -> Tensor:
         """[T, C]. Of many ranks each looks up what is in its part of the table, to which the others add zeros. An id
         outside of the whole table is looked up by the first or last, which find that out."""
+        assert self.embedding is not None, "a later stage has no embedding"
         if self.collectives.size == 1:
             return self.ops.embedding(ids_T, self.embedding)
         own_T, part = ids_T - self.share.vocabulary.start, self.share.vocabulary

@@ -71,7 +71,7 @@ class PreparedWeights:
     ) -> None:
         """`sources` are the files of the checkpoint."""
         self._folder, self._shared = cache.folder, cache.shared
-        self._num_kept = MAX_MODELS * share.size
+        self._num_kept = MAX_MODELS * share.size * share.stages
         self.path = cache.folder / f"weights-{_key(sources, table, precision, share)}.bin"
 
     def get(self, make: Callable[[], Parameters]) -> Parameters:

@@ -45,14 +45,22 @@ class Parameter:
     """Rank 0 alone has it: it is added to such a sum."""
     expert: int | None = None
     """Which expert it belongs to: ranks may have some of them, and those wholly."""
+    layer: int | None = None
+    """It is where this layer is, of which ranks may have some; None: everywhere."""
 
     @property
     def rows(self) -> int:
         """N."""
         return sum(slot.rows for slot in self.slots)
 
+    def is_in_stage(self, share: Share) -> bool:
+        """Whether a rank's stage has it."""
+        return self.layer is None or share.layers.start <= self.layer < share.layers.stop
+
     def belongs_to(self, share: Share) -> bool:
         """Whether a rank has a part of it."""
+        if not self.is_in_stage(share):
+            return False
         if self.expert is not None and share.experts.count < share.experts.total:
             return share.experts.start <= self.expert < share.experts.stop
         return share.rank == 0 or not self.only_first

@@ -14,6 +14,7 @@ from model_runtime.transport import PoolFacts
 from scheduler.config import SchedulerConfig, SpeculativeConfig, SpeculativeMethod
 from scheduler.plan import StepPlan, StepResult, ints
 from scheduler.request import Request, SamplingParams
+from scheduler.stats import SchedulerStats
 from server.engine import make_scheduler
 from tests.checkpoints import make_checkpoint, make_model
 from tests.model_runtime import deepseek
@@ -46,14 +47,21 @@ def recorded(
     folder: Path, runtime: RuntimeConfig, requests: list[Request], config: SchedulerConfig = SCHEDULER
 ) -> list[tuple[StepPlan, StepResult]]:
     """Each step of an engine with one rank."""
+    return served(folder, runtime, requests, config)[0]
+
+
+def served(
+    folder: Path, runtime: RuntimeConfig, requests: list[Request], config: SchedulerConfig = SCHEDULER
+) -> tuple[list[tuple[StepPlan, StepResult]], SchedulerStats]:
+    """As `recorded`, and what the scheduler counted."""
     executor, steps = load_executor(folder, runtime, config, lambda stage, done: None), []
     scheduler = make_scheduler(config, executor.info)
     for one in requests:
         scheduler.add(one, 0.0)
-    for _ in range(100):
+    for _ in range(200):
         plan = scheduler.plan(0.0) if scheduler.has_work() else None
         if plan is None:
-            return steps
+            return steps, scheduler.stats()
         steps.append((plan, executor.execute(plan)))
         scheduler.commit(steps[-1][1], 0.0)
     raise AssertionError("the requests do not end")

@@ -28,7 +28,7 @@ def endpoints(tmp_path: Path) -> Endpoints:
 def both(endpoints: Endpoints) -> Iterator[tuple[Followers, list[Leader]]]:
     """Rank 0 and two followers that have agreed."""
     followers, leaders = Followers(endpoints, 0.3), [Leader(endpoints, rank) for rank in (1, 2)]
-    facts = [PoolFacts(9, 80, 7000), PoolFacts(8, 90, 6000), PoolFacts(10, 70, 8000)]
+    facts = [PoolFacts(9, 80, 7000), PoolFacts(8, 90, 6000), PoolFacts(10, 70, 0)]
     with ThreadPoolExecutor() as pool:
         agreed = [
             pool.submit(side.agree, own, lambda: None) for side, own in zip((followers, *leaders), facts, strict=True)
