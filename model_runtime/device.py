@@ -8,8 +8,8 @@ import logging
 
 import torch
 
+from model_runtime import host
 from model_runtime.config import DeviceChoice
-from model_runtime.host import available_memory
 from model_runtime.memory import PlanError
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def default_budget(device: torch.device) -> int:
     """Bytes for weights, activations and KV cache: half of the free memory, of a GPU's nine tenths, since there only
     captured graphs and libraries need the rest."""
     if device.type == "cpu":
-        return available_memory() // 2
+        return host.default_budget()
     free, _ = torch.cuda.mem_get_info(device)
     return free * 9 // 10
 

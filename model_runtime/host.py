@@ -15,6 +15,11 @@ def available_memory(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:
     return min([psutil.virtual_memory().available, *_memory_left(root, own)])
 
 
+def default_budget() -> int:
+    """Bytes for weights, activations and KV cache on CPU: half of the free memory."""
+    return available_memory() // 2
+
+
 def usable_cores(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:
     """Cores that this process may run on, or fewer where a control group's CPU quota is less; at least 1."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -23,7 +23,7 @@ from server.app import create_app
 from server.child import EXIT_BAD_CONFIGURATION, ChildStart, socket_address, start_child
 from server.client import EngineClient
 from server.config import ProcessConfig
-from server.engine_link import bind
+from server.engine_socket import bind
 from server.faults import FaultyClient
 from server.grammar.checker import ProcessChecker
 from server.grammar.vocabulary import Vocabulary
@@ -91,6 +91,7 @@ class Gateway:
         self._client = client(
             bind(zmq.asyncio.Context(), socket_address(start.run_dir)),
             config.scheduler,
+            replicas=config.process.data_parallel_size,
             max_unread_events=config.gateway.max_unread_events,
             max_queued_image_bytes=config.images.max_queued_image_bytes,
             stall_timeout=config.process.stall_timeout,

@@ -1,6 +1,7 @@
 """What the API and engine processes have in common: how a child of the supervisor starts and when it must end.
 
-The supervisor writes the configuration as one JSON line to a child's standard input and keeps that pipe open; its end
+The supervisor writes the number of the replica and the configuration as one line to a child's standard input and keeps
+that pipe open; its end
 means that the supervisor is gone, however it died, and the child ends at once. With `child_entry.py`, which sees to
 children that are stopped, no process is ever orphaned.
 """
@@ -33,6 +34,8 @@ class ChildStart:
     config: ServeConfig
     run_dir: Path
     """A private folder for sockets; removed by the last process to leave."""
+    replica: int
+    """To which an engine or a rank belongs."""
 
 
 def socket_path(run_dir: Path) -> Path:
@@ -72,9 +75,11 @@ def start_child(title: str) -> ChildStart:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     setproctitle.setproctitle(f"firstlight: spare {title}")
-    config = from_json(_read_line())
-    setproctitle.setproctitle(f"firstlight: {title}")
+    replica, _, line = _read_line().partition(b" ")
+    config = from_json(line)
+    is_one_of_several = config.process.data_parallel_size > 1 and title != "api"
+    setproctitle.setproctitle(f"firstlight: {title}" + (f" of replica {int(replica)}" if is_one_of_several else ""))
     run_dir = Path(sys.argv[1])
     logging.basicConfig(level=config.process.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
     threading.Thread(target=_leave_when_orphaned, args=(run_dir,), daemon=True, name="orphan-watch").start()
-    return ChildStart(config=config, run_dir=run_dir)
+    return ChildStart(config=config, run_dir=run_dir, replica=int(replica))

@@ -53,10 +53,10 @@ class Child:
         )
         self._pipe: IO[bytes] = self.process.stdin  # type: ignore[assignment]
 
-    def configure(self, config: ServeConfig) -> None:
-        """What it waits for once it has imported its modules."""
+    def configure(self, config: ServeConfig, replica: int = 0) -> None:
+        """What it waits for once it has imported its modules, and to which replica it belongs."""
         with contextlib.suppress(BrokenPipeError):  # it died already, as its exit code will tell
-            self._pipe.write(to_json(config) + b"\n")
+            self._pipe.write(b"%d %b\n" % (replica, to_json(config)))
 
     @property
     def exit_code(self) -> int | None:
@@ -116,10 +116,10 @@ class EngineProcess:
         self._ended: tuple[int, int] | None = None
         """Exit code of the rank whose end was the end of all, and its number."""
 
-    def configure(self, config: ServeConfig) -> None:
-        """It is to load the model and serve."""
+    def configure(self, config: ServeConfig, replica: int = 0) -> None:
+        """It is to load the model and serve as the engine of this replica."""
         for rank in self._ranks:
-            rank.child.configure(config)
+            rank.child.configure(config, replica)
 
     @property
     def exit_code(self) -> int | None:

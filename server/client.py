@@ -1,12 +1,14 @@
-"""The engine as the gateway sees it: admission, submit, abort, and a `ClientStream` of events for each request.
+"""The engines as the gateway sees them: admission, submit, abort, and a `ClientStream` of events for each request.
 
 Routes use it through the protocols of `server/generation.py`; `server/api_process.py` runs its receive loop. When an
-engine is lost, requests wait here for the next one, which goes on with them (`replay.py`).
+engine is lost, its requests go to others or wait here for the next one, which goes on with them (`replay.py`,
+`dispatch.py`).
 """
 
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 import zmq.asyncio
@@ -15,35 +17,26 @@ from model_runtime.config import RuntimeInfo
 from scheduler.config import SchedulerConfig
 from scheduler.request import FinishReason, PixelsMissing
 from server import generation, wire
+from server.admissions import Admission, Admissions
 from server.client_pixels import PixelLedger
 from server.client_stream import ClientStream
-from server.engine_link import NOWHERE, EngineLink, EngineNonsense
-from server.errors import BadRequest, Overloaded, Unavailable
+from server.dispatch import Dispatcher
+from server.engine_link import EngineLink
+from server.engine_links import EngineLinks
+from server.engine_socket import EngineSocket
+from server.errors import Overloaded, Unavailable
 from server.generation import GenerationRequest, RecoveryStats
 from server.memory_guard import MemoryGuard
 from server.quarantine import Quarantine
 from server.replay import Live, LiveSequences
+from server.total_stats import total
 from server.wire_submit import submits_of, with_images
 
 logger = logging.getLogger(__name__)
 
 EXPIRY_POLL_MS = 250
-"""How often deadlines are looked at while there is no engine to do it."""
+"""How often deadlines are looked at while an engine is missing."""
 HEALTH_SECONDS = 0.25
-
-
-class Admission:
-    """A place in the queue: counted from the door until the request ends."""
-
-    def __init__(self, client: "EngineClient", deadline: float) -> None:
-        self._client, self._held = client, True
-        self.deadline = deadline
-        """time.monotonic() at which the request's time is over."""
-
-    def release(self) -> None:
-        """Give the place back. Idempotent; harmless after submit, which does it too."""
-        self._client.reserved -= self._held
-        self._held = False
 
 
 class EngineClient:
@@ -54,6 +47,7 @@ class EngineClient:
         socket: zmq.asyncio.Socket,
         config: SchedulerConfig,
         *,
+        replicas: int = 1,
         max_unread_events: int,
         max_queued_image_bytes: int,
         stall_timeout: float,
@@ -61,35 +55,44 @@ class EngineClient:
         url: str,
         on_drain: Callable[[float], None],
     ) -> None:
-        self._link, self._config = EngineLink(socket, stall_timeout), config
+        self._socket = EngineSocket(socket)
+        self._links = EngineLinks(self._socket, replicas, stall_timeout)
         self._max_unread_events = max_unread_events
         self.require_memory = memory.require
         self._url, self._on_drain = url, on_drain
         self._watched = False
         self._sequences = LiveSequences()
+        self._dispatcher = Dispatcher(self._sequences, by_prefix=config.enable_prefix_caching and replicas > 1)
         self._quarantine = Quarantine()
         self._pixels = PixelLedger(max_queued_image_bytes)
+        self._admissions = Admissions(config, self._sequences, self._pixels, self._links.require_attention)
         self._next_seq_id = 1
         self._draining = False
-        self.reserved = 0
-        """Places taken at the door by requests whose body is still being read."""
 
     @property
     def info(self) -> RuntimeInfo:
-        """Facts of the loaded model. Raises Unavailable before the first engine was ready."""
-        if self._link.info is None:
-            raise Unavailable(self._link.unready_reason() or "the model is loading")
-        return self._link.info
+        """Facts of the loaded model, alike for all engines. Raises Unavailable before the first one was ready."""
+        return self._links.info
+
+    @property
+    def replicas(self) -> tuple[wire.Stats | None, ...]:
+        """The newest statistics of each engine; None while there is none."""
+        return self._links.stats
 
     @property
     def stats(self) -> wire.Stats | None:
-        """The newest statistics of the running engine; None while there is none."""
-        return self._link.stats
+        """Of all engines that are there together; None while there is none."""
+        return total(self.replicas)
 
     @property
     def recovery(self) -> RecoveryStats:
         """What became of lost engines' sequences."""
         return self._sequences.stats
+
+    @property
+    def reserved(self) -> int:
+        """Places taken at the door by requests whose body is still being read."""
+        return self._admissions.reserved
 
     @property
     def idle(self) -> bool:
@@ -98,45 +101,31 @@ class EngineClient:
 
     def unready_reason(self) -> str | None:
         """Why a new request would not run at once; None when it would."""
-        return self._refusal() or self._link.unready_reason()
+        return self._refusal() or self._links.unready_reason()
 
     @property
     def is_full(self) -> bool:
         """A new request would be refused for now."""
         try:
-            self._require_room()
+            self.require_memory()
+            self._admissions.require_places(1)
         except Overloaded:
             return True
         return False
-
-    def _require_room(self) -> None:
-        """For a new request. Raises Overloaded."""
-        self.require_memory()
-        self._require_places(1)
 
     def _refusal(self) -> str | None:
         """Why new requests are not taken. Once there was an engine they wait for the next one like the others; the
         supervisor sees to it that it comes, or ends the server."""
         if self._draining:
             return "the server is shutting down"
-        return self._link.unready_reason() if self._link.info is None else None
+        return None if self._links.had_one else self._links.unready_reason()
 
     def admit(self) -> Admission:
         """Take a place for one sequence. Raises Overloaded or Unavailable."""
         if reason := self._refusal():
             raise Unavailable(reason)
-        self._require_room()
-        self.reserved += 1
-        return Admission(self, time.monotonic() + self._config.request_timeout)
-
-    def _require_places(self, count: int) -> None:
-        self._link.require_attention()
-        taken = self.reserved + len(self._sequences)
-        if taken + count > self._config.max_outstanding:
-            raise Overloaded(
-                f"the queue is full: {taken} sequences are running or waiting and "
-                f"{self._config.max_outstanding} is the limit; try again"
-            )
+        self.require_memory()
+        return self._admissions.admit()
 
     def submit(
         self, requests: list[GenerationRequest], admission: generation.Admission
@@ -144,19 +133,9 @@ class EngineClient:
         """Start them all or none. Raises Overloaded; BadRequest for what even an empty queue would not hold, and for
         what makes engines crash."""
         self._quarantine.refuse(requests)
-        sequences = sum(request.n for request in requests)
-        tokens = sum(len(request.prompt_ids) * request.n for request in requests)
-        most_sequences, most_tokens = self._config.max_outstanding, self._config.max_queued_tokens
-        if sequences > most_sequences:
-            raise BadRequest(f"The request has {sequences} sequences; the queue holds {most_sequences}.", param="n")
-        if tokens > most_tokens:
-            raise BadRequest(f"The request has {tokens} prompt tokens in all; the queue holds {most_tokens}.")
-        held = self._sequences.prompt_tokens
-        if held + tokens > most_tokens:
-            raise Overloaded(f"the queue holds {held} prompt tokens and has no room for {tokens} more")
-        self._pixels.require_room(requests)
+        self._admissions.require_room(requests)
         admission.release()
-        self._require_places(sequences)
+        self._admissions.require_places(sum(request.n for request in requests))
         return [self._start(request, admission.deadline) for request in requests]
 
     def _start(self, request: GenerationRequest, deadline: float) -> ClientStream:
@@ -171,90 +150,105 @@ class EngineClient:
         return stream
 
     def _send_due(self) -> None:
-        """Give the engine, if there is one, the sequences that it should have and has not."""
-        if self._link.generation == NOWHERE:
-            return
-        for live in self._sequences.due(self._link.generation):
-            self._submit(live, self._pixels.first(live.message.seq_id, live.request))
+        """Give the engines that are there the sequences that they should have and have not."""
+        for live, place in self._dispatcher.due(self._links.places, is_one_coming=self._links.is_one_coming):
+            self._sequences.sent(live, place.engine)
+            self._submit(live, self._pixels.first(live.message.seq_id, live.request, place.engine))
 
     def _submit(self, live: Live, brings: set[bytes]) -> None:
-        """Send the sequence, where it stands, with the pixels of these keys."""
-        self._sequences.sent(live, self._link.generation)
-        self._link.send(*with_images(live.replay, live.request.images, brings))
+        """Send the sequence to its engine, where it stands, with the pixels of these keys."""
+        if (link := self._links.of(live.engine)) is not None:
+            link.send(*with_images(live.replay, live.request.images, brings))
 
     def shut_down(self) -> None:
         """Take nothing more, and end what is unfinished with an error."""
         self._draining = True
-        self._lose_engine("the server is shutting down")
+        for link in self._links:
+            link.lose("the server is shutting down")
         for live in self._sequences:
             self._end(live, FinishReason.ABORT, "the server is shutting down")
 
     def abort(self, seq_ids: list[int]) -> None:
-        """Forget these sequences here and in the engine."""
-        known = [seq_id for seq_id in seq_ids if self._forget(seq_id)]
-        if known:
-            self._link.send(wire.Abort(known))
+        """Forget these sequences here and in their engines."""
+        by_engine: defaultdict[int, list[int]] = defaultdict(list)
+        for seq_id in seq_ids:
+            if (live := self._forget(seq_id)) is not None:
+                by_engine[live.engine].append(seq_id)
+        for engine, known in by_engine.items():
+            if (link := self._links.of(engine)) is not None:
+                link.send(wire.Abort(known))
+        if by_engine:
             self._send_due()
 
-    def _forget(self, seq_id: int) -> bool:
+    def _forget(self, seq_id: int) -> Live | None:
         live = self._sequences.remove(seq_id)
-        if live is None:
-            return False
-        live.stream.live.discard(live.choice)
-        self._pixels.remove(seq_id, live.request)
-        return True
+        if live is not None:
+            live.stream.live.discard(live.choice)
+            self._pixels.remove(seq_id, live.request, live.engine)
+        return live
 
     async def run(self) -> None:
         """Receive from this server's processes until cancelled. Raises WireError for nonsense of the supervisor, and
         for an engine of another version."""
         while True:
-            try:
-                received = await self._link.receive(EXPIRY_POLL_MS)
-            except EngineNonsense as error:
-                self._link.newest_down = self._link.generation
-                self._lose_engine(f"the engine sent nonsense: {error}")
-                await self._link.tell_supervisor(wire.Broken(self._link.newest_down, str(error)))
-                continue
-            if self._link.generation == NOWHERE:
+            is_one_missing = self._links.is_one_missing
+            received = await self._socket.receive(EXPIRY_POLL_MS if is_one_missing else None)
+            if is_one_missing or self._sequences.has_suspects:
                 self._expire()
-            if received is None:
-                continue
-            identity, message = received
-            if identity == wire.SUPERVISOR:
-                await self._from_supervisor(message)
-            elif isinstance(message, wire.Hello | wire.Loading):
-                if identity == wire.engine_identity(message.generation) and message.generation > self._link.newest_down:
-                    await self._from_starting_engine(message)
-            elif identity == wire.engine_identity(self._link.generation):
-                self._from_engine(message)
+            if received is not None:
+                await self._hear(*received)
+
+    async def _hear(self, identity: bytes, message: wire.ToApi | wire.WireError) -> None:
+        link = self._links.from_identity(identity)
+        if isinstance(message, wire.WireError):
+            await self._from_nonsense(identity, message, link)
+        elif identity == wire.SUPERVISOR:
+            await self._from_supervisor(message)
+        elif isinstance(message, wire.Hello | wire.Loading):
+            if identity == wire.engine_identity(message.generation) and message.replica < len(self._links):
+                await self._from_starting_engine(self._links[message.replica], message)
+        elif link is not None:
+            self._from_engine(link, message)
+
+    async def _from_nonsense(self, identity: bytes, error: wire.WireError, link: EngineLink | None) -> None:
+        if identity == wire.SUPERVISOR:
+            raise error
+        if link is None:
+            logger.warning("%r is no process of this server; dropped what it sent: %s", identity, error)
+            return
+        link.newest_down = link.generation
+        link.lose(f"the engine sent nonsense: {error}")
+        await self._socket.tell_supervisor(wire.Broken(link.newest_down, str(error)))
 
     async def report_health(self) -> None:
         """Tell the supervisor, once it has spoken, every HEALTH_SECONDS until cancelled."""
         while True:
             if self._watched:
-                await self._link.tell_supervisor(wire.Health(self.unready_reason(), self.is_full, self._link.stats))
+                await self._socket.tell_supervisor(wire.Health(self.unready_reason(), self.is_full, self.replicas))
             await asyncio.sleep(HEALTH_SECONDS)
 
     async def _from_supervisor(self, message: wire.ToApi) -> None:
         if isinstance(message, wire.Watch):
             self._watched = True
-            for report in (wire.Listening(self._url), self._link.newest_start):
-                await self._link.tell_supervisor(report)
+            for report in (wire.Listening(self._url), *(link.newest_start for link in self._links)):
+                await self._socket.tell_supervisor(report)
         elif isinstance(message, wire.EngineDown):
             self._engine_ended(message)
         elif isinstance(message, wire.Drain):
             self._draining = True
             self._on_drain(message.timeout)
 
-    async def _from_starting_engine(self, message: wire.Hello | wire.Loading) -> None:
-        self._link.start(message)
+    async def _from_starting_engine(self, link: EngineLink, message: wire.Hello | wire.Loading) -> None:
+        if message.generation <= link.newest_down:
+            return
+        link.start(message)
         self._send_due()
         if self._watched:
-            await self._link.tell_supervisor(message)
+            await self._socket.tell_supervisor(message)
 
-    def _from_engine(self, message: wire.ToApi) -> None:
-        self._link.hear(message)
-        self._pixels.heard()
+    def _from_engine(self, link: EngineLink, message: wire.ToApi) -> None:
+        link.hear(message)
+        self._pixels.heard(link.generation)
         if isinstance(message, wire.Events):
             for event in message.events:
                 self._deliver(event)
@@ -264,15 +258,15 @@ class EngineClient:
         if live is None:
             return
         if event.refusal == PixelsMissing.__name__:
-            self._submit(live, self._pixels.missing(event.seq_id, live.request))
+            self._submit(live, self._pixels.missing(event.seq_id, live.request, live.engine))
             return
-        on_trial = live.points is not None
+        was_proved = live.is_proved
         if event.token_ids or event.pooled:
             self._sequences.take(live, event.token_ids)
         if event.finish_reason is not None or event.refusal:
             self._forget(event.seq_id)
         live.stream.deliver(live.choice, event)
-        if on_trial:
+        if not was_proved:
             self._send_due()
 
     def _end(self, live: Live, reason: FinishReason, message: str) -> None:
@@ -280,21 +274,23 @@ class EngineClient:
         self._deliver(wire.Event(live.message.seq_id, finish_reason=reason, message=message))
 
     def _expire(self) -> None:
+        """What waits here."""
         now = time.monotonic()
         for live in self._sequences:
-            if now >= live.message.deadline:
+            if now >= live.message.deadline and self._links.of(live.engine) is None:
                 self._end(live, FinishReason.TIMEOUT, "the request's deadline passed while there was no engine")
 
     def _engine_ended(self, message: wire.EngineDown) -> None:
-        self._link.newest_down = message.generation
-        if message.generation >= self._link.generation:
-            self._lose_engine(message.reason)
-        for live in self._sequences.engine_lost(message.generation, from_outside=message.from_outside):
+        """Its requests go to another one, or wait for the next."""
+        link, generation = self._links[message.replica], message.generation
+        link.newest_down = generation
+        if generation >= link.generation:
+            link.lose(message.reason)
+        if generation > link.newest_ready:
+            self._sequences.start_failed(link.replica)
+        self._pixels.engine_lost(generation)
+        for live in self._sequences.engine_lost(generation, link.replica, from_outside=message.from_outside):
             logger.error("sequence %d has repeatedly made the engine crash", live.message.seq_id)
             self._quarantine.add(live.request)
             self._end(live, FinishReason.ERROR, "the request has repeatedly made the engine crash")
-
-    def _lose_engine(self, reason: str) -> None:
-        """Requests wait for the next one."""
-        self._link.lose(reason)
-        self._pixels.engine_lost()
+        self._send_due()

@@ -19,6 +19,7 @@ from server.options import ENV_PREFIX, OptionError, collect, options_of
 from vision.limits import ImageLimits
 
 EMBEDDED = "embedded"
+MAX_REPLICAS = 64
 RESERVED_VARIABLES = frozenset({CACHE_VARIABLE, "FIRSTLIGHT_CONFIG"})
 
 
@@ -31,6 +32,14 @@ class ProcessConfig:
     health_port: int = field(
         default=0,
         metadata={"help": "port on which the supervisor answers /health/* too, however busy the gateway is; 0: none"},
+    )
+    data_parallel_size: int = field(
+        default=1,
+        metadata={
+            "help": "engines (replicas), each with the whole model; they divide cores and memory budget, and requests "
+            "go to one that knows the prompt's beginning or has less to do. max-num-seqs and num-kv-blocks are for "
+            "each of them, the limits of what waits for all together"
+        },
     )
     shutdown_timeout: float = field(
         default=30.0, metadata={"help": "seconds that accepted requests get to finish after SIGTERM"}
@@ -64,6 +73,8 @@ class ProcessConfig:
         """Raises ValueError that names the field and the rule."""
         if not 0 <= min(self.port, self.health_port) <= max(self.port, self.health_port) <= 65535:
             raise ValueError("port and health_port must be from 0 to 65535")
+        if not 1 <= self.data_parallel_size <= MAX_REPLICAS:
+            raise ValueError(f"data_parallel_size must be from 1 to {MAX_REPLICAS}")
         if min(self.shutdown_timeout, self.min_free_memory) < 0:
             raise ValueError("shutdown_timeout and min_free_memory must not be negative")
         if min(self.stall_timeout, self.step_timeout) <= 0:
@@ -81,6 +92,13 @@ class ServeConfig:
     images: ImageLimits = field(default_factory=ImageLimits)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what does not go together."""
+        if self.process.data_parallel_size > 1 and self.runtime.nnodes > 1:
+            raise ValueError("data_parallel_size above 1 is for one machine: nnodes must be 1")
+        if self.process.data_parallel_size > 1 and self.runtime.device != "cpu":
+            raise ValueError("data_parallel_size above 1 is only for --device cpu")
 
 
 SECTIONS: dict[str, type] = {
@@ -146,9 +164,9 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Se
     values = collect(options, vars(arguments), environment, document)
     try:
         sections = {name: section(**values[section]) for name, section in SECTIONS.items()}
+        return ServeConfig(model=model, **sections)
     except ValueError as error:
         raise OptionError(str(error)) from None
-    return ServeConfig(model=model, **sections)
 
 
 def to_json(config: ServeConfig) -> bytes:

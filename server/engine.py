@@ -47,9 +47,11 @@ class EngineLoop:
         generation: int,
         memory: MemoryGuard,
         on_pass: Callable[[], None],
+        replica: int = 0,
     ) -> None:
         """`on_pass` is called whenever the loop comes round."""
-        self._socket, self._scheduler, self._executor, self._generation = socket, scheduler, executor, generation
+        self._socket, self._scheduler, self._executor = socket, scheduler, executor
+        self._generation, self._replica = generation, replica
         self._on_pass, self._matchers, self._memory = on_pass, matchers, memory
         self._refusals: list[wire.Event] = []
         self._last_publish = 0.0
@@ -93,6 +95,7 @@ class EngineLoop:
             generation=self._generation,
             info=self._executor.info,
             stats=self._stats(),
+            replica=self._replica,
         )
         self._socket.send(wire.encode(hello))
 

@@ -18,8 +18,7 @@ from model_runtime.layout import layout_of
 from model_runtime.memory import PlanError
 from model_runtime.weights.errors import CheckpointError
 from server import wire
-from server.child import EXIT_BAD_CONFIGURATION, socket_address, start_child
-from server.config import ServeConfig
+from server.child import EXIT_BAD_CONFIGURATION, ChildStart, socket_address, start_child
 from server.engine import EngineLoop, make_scheduler, read_vocabulary
 from server.engine_faults import FaultyLoop
 from server.grammar.matchers import Matchers
@@ -35,18 +34,19 @@ NICENESS = 5
 
 
 def _load(
-    config: ServeConfig, socket: "zmq.Socket[bytes]", generation: int, place: Place | None, pulse: Pulse
+    start: ChildStart, socket: "zmq.Socket[bytes]", generation: int, place: Place | None, pulse: Pulse
 ) -> EngineLoop:
     def progress(stage: str, fraction: float) -> None:
-        socket.send(wire.encode(wire.Loading(generation, stage, fraction)))
+        socket.send(wire.encode(wire.Loading(generation, stage, fraction, start.replica)))
 
+    config = start.config
     path = resolve_model(config.model).path
     executor = load_executor(path, config.runtime, config.scheduler, progress, place)
     matchers = Matchers(partial(read_vocabulary, path, executor.info))
     scheduler = make_scheduler(config.scheduler, executor.info, matchers)
     loop = FaultyLoop if config.process.fault_hooks else EngineLoop
     memory = MemoryGuard(config.process.min_free_memory)
-    return loop(socket, scheduler, executor, matchers, generation, memory, pulse.loop)
+    return loop(socket, scheduler, executor, matchers, generation, memory, pulse.loop, start.replica)
 
 
 def die_before_the_gateway() -> None:
@@ -58,8 +58,8 @@ def die_before_the_gateway() -> None:
 
 
 def main() -> None:
-    """Run by `child_entry.py` with RUN_DIR GENERATION PIPE REGION 0, configuration on standard input. The pulse goes
-    to the pipe; the region is memory that the ranks share."""
+    """Run by `child_entry.py` with RUN_DIR GENERATION PIPE REGION 0; replica and configuration on standard input. The
+    pulse goes to the pipe; the region is memory that the ranks share."""
     die_before_the_gateway()
     start = start_child("engine")
     generation, pipe, region, rank = map(int, sys.argv[2:])
@@ -74,7 +74,7 @@ def main() -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
     socket.connect(socket_address(start.run_dir))
     try:
-        loop = _load(start.config, socket, generation, place, pulse)
+        loop = _load(start, socket, generation, place, pulse)
     except (CheckpointError, PlanError) as error:
         print(f"firstlight: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)

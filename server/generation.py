@@ -86,8 +86,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def stats(self) -> Stats | None:
-        """The newest statistics, None before the first."""
+    def replicas(self) -> tuple[Stats | None, ...]:
+        """The newest statistics of each engine, None while there is none."""
         ...
 
     @property

@@ -3,15 +3,23 @@
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from server.total_stats import total
 from server.wire import Stats
 
 LIVE = {"status": "ok"}
 
 
-def progress(stats: Stats | None) -> dict[str, Any]:
-    """What the engine is doing: age of its last step in seconds (null before the first), queue and KV blocks."""
+def progress(replicas: Sequence[Stats | None]) -> dict[str, Any]:
+    """What the engine is doing; of several what they do together, and each of them."""
+    together = _progress(total(replicas))
+    return together | {"replicas": [_progress(stats) for stats in replicas]} if len(replicas) > 1 else together
+
+
+def _progress(stats: Stats | None) -> dict[str, Any]:
+    """Age of the last step in seconds (null before the first), queue and KV blocks."""
     if stats is None:
         return {"status": "no engine"}
     return {

@@ -28,7 +28,10 @@ class HealthBoard:
 
     def __init__(self, stall_timeout: float) -> None:
         self._stall_timeout = stall_timeout
-        self._newest: tuple[float, wire.Health] = time.monotonic(), wire.Health("the server is starting", False, None)
+        self._newest: tuple[float, wire.Health] = (
+            time.monotonic(),
+            wire.Health("the server is starting", False, (None,)),
+        )
 
     def hear(self, report: wire.Health) -> None:
         """The API process said how it is."""
@@ -48,7 +51,7 @@ class HealthBoard:
                 return 503, {"status": "unready", "reason": reason}
             return 200, {"status": "overloaded" if report.overloaded else "ok"}
         if path == "/health/progress":
-            return 200, progress(report.stats)
+            return 200, progress(report.replicas)
         return None
 
 

@@ -1,12 +1,18 @@
-"""The sequences that have not ended, with what it takes to start each of them again, and who starts when.
+"""The sequences that have not ended, with what it takes to start each of them again, and which of them may be the cause
+of crashes.
 
 Kept by `server/client.py`; API process. An engine's result for a sequence depends on nothing but its prompt, parameters
-and output so far (batch invariance, counter-based random numbers), so a new engine that is given these goes on as the
-lost one would have.
+and output so far (batch invariance, counter-based random numbers), so another engine that is given these goes on as the
+lost one would have. `dispatch.py` says which one.
 
-Suspicion: a sequence that was with the engine in two crashes, without a token between them, may be their cause.
-Suspects are tried one after the other, each with nobody beside it who has not proved innocent: with its next token it
-has. One whose trial ends in a crash is guilty, and explains the crashes before, so all others are free again.
+Suspicion: a sequence that was with an engine in two crashes, without a token between them, may be their cause.
+Suspects are tried one after the other where they were, each with nobody beside it who has not proved innocent: with its
+next token it has. One whose trial ends in a crash is guilty, and explains the crashes before, so all others are free.
+
+Containment: the first crash that nobody outside can have caused may have had its cause among its sequences already.
+They stay with their replica until each has a token, so that whoever it is cannot take one replica after the other.
+Where somebody outside may have killed the engine, or suspects explain the crash, the rest goes on wherever there is an
+engine.
 """
 
 import time
@@ -46,6 +52,13 @@ class Live:
     """Tokens that it had in the last crash."""
     points: int | None = None
     """Of a suspect."""
+    replica: int | None = None
+    """Where a suspect, or one that is contained, must go on."""
+
+    @property
+    def is_proved(self) -> bool:
+        """Nothing speaks against it, or it had a token since."""
+        return self.points is None and self.replica is None
 
     @property
     def replay(self) -> wire.Submit:
@@ -60,7 +73,8 @@ class LiveSequences:
         self._live: dict[int, Live] = {}
         self.prompt_tokens = 0
         """Of all of them."""
-        self._trial = False
+        self.has_suspects = False
+        """There may be some."""
         self.stats = RecoveryStats()
 
     def __len__(self) -> int:
@@ -85,15 +99,14 @@ class LiveSequences:
             self.prompt_tokens -= live.stream.prompt_tokens
         return live
 
-    def due(self, generation: int) -> list[Live]:
-        """Those that the engine of this generation should have now and has not."""
-        if not self._trial:
-            return [live for live in self._live.values() if live.engine != generation]
-        suspects = [live for live in self._live.values() if live.points is not None]
-        if not suspects:
-            self._trial = False
-            return self.due(generation)
-        return [] if any(live.engine == generation for live in suspects) else suspects[:1]
+    @property
+    def suspects(self) -> list[Live]:
+        """Oldest first."""
+        if self.has_suspects:
+            found = [live for live in self._live.values() if live.points is not None]
+            self.has_suspects = bool(found)
+            return found
+        return []
 
     def sent(self, live: Live, generation: int) -> None:
         """The engine of this generation has it now."""
@@ -103,32 +116,42 @@ class LiveSequences:
     def take(self, live: Live, token_ids: list[int]) -> None:
         """New tokens, which also prove that it is not what makes engines crash."""
         live.outputs.extend(token_ids)
-        live.points = None
+        live.points = live.replica = None
         if live.lost_at is not None:
             self.stats.sequences_resumed += 1
             self.stats.pause_seconds += time.monotonic() - live.lost_at
             live.lost_at = None
 
-    def engine_lost(self, generation: int, *, from_outside: bool) -> list[Live]:
-        """An engine has ended, perhaps for a reason `from_outside`. Returns the guilty, which the caller ends."""
+    def engine_lost(self, generation: int, replica: int, *, from_outside: bool) -> list[Live]:
+        """An engine of this replica has ended, perhaps for a reason `from_outside`. Returns the guilty, which the
+        caller ends."""
         self.stats.engines_lost += 1
         lost = [live for live in self._live.values() if live.engine == generation]
         for live in lost:
-            live.engine = NOWHERE
+            live.engine, live.replica = NOWHERE, None
             live.lost_at = live.lost_at or time.monotonic()
             if live.points is not None:
                 live.points += 1 if from_outside else GUILTY
             elif live.crashed_at == len(live.outputs):
                 live.points = 0
-                self._trial = True
+                self.has_suspects = True
             live.crashed_at = len(live.outputs)
-        guilty = [live for live in lost if live.points is not None and live.points >= GUILTY]
+        suspects = [live for live in lost if live.points is not None]
+        for live in suspects or ([] if from_outside else lost):
+            live.replica = replica
+        guilty = [live for live in suspects if live.points is not None and live.points >= GUILTY]
         if guilty:
             self._acquit_all()
             self.stats.sequences_quarantined += len(guilty)
         return guilty
 
-    def _acquit_all(self) -> None:
-        self._trial = False
+    def start_failed(self, replica: int) -> None:
+        """Who must go on there need not wait for it any longer."""
         for live in self._live.values():
-            live.points = live.crashed_at = None
+            if live.replica == replica:
+                live.replica = None
+
+    def _acquit_all(self) -> None:
+        self.has_suspects = False
+        for live in self._live.values():
+            live.points = live.crashed_at = live.replica = None

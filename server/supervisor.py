@@ -1,4 +1,4 @@
-"""The supervisor: starts the API and engine processes, watches them, restarts the engine, leaves nothing behind.
+"""The supervisor: starts the API and engine processes, watches them, restarts engines, leaves nothing behind.
 
 The process that `firstlight serve` is. It imports neither torch nor the web framework, so it starts at once and cannot
 be blocked by either.
@@ -24,37 +24,28 @@ from server.config import ServeConfig
 from server.health_port import HealthBoard, HealthServer
 from server.memory_guard import MemoryGuard
 from server.options import OptionError
+from server.replica import Replica
+from server.replica_config import divided
 
 logger = logging.getLogger(__name__)
 
 POLL_MS = 50
-BACKOFF_SECONDS = (0.0, 0.2, 1.0, 2.0, 5.0, 10.0)
-"""Before a start, by the number of starts that failed since one succeeded."""
-MAX_FAILED_STARTS = 2
-"""Starts that may fail before the first success; one more ends the server."""
-MAX_FAILED_RESTARTS = 5
-"""Starts in a row that may fail later; one more ends the server. Crashes of an engine that was ready are not counted:
-requests that cause them are found out (`replay.py`)."""
 SPARE_SECONDS = 1.0
-"""After an engine is ready, until the next one is prepared."""
+"""After all engines are ready, until the next one is prepared."""
 KILL_GRACE_SECONDS = 2.0
 EXIT_LOST_SOCKET = 1
-EXIT_NO_ENGINE = 1
 
 
 class Supervisor:
-    """One API process and one engine process at a time."""
+    """One API process, and one engine at a time for each replica."""
 
     def __init__(self, config: ServeConfig, on_message: Callable[[wire.StartReport], None]) -> None:
-        self._config, self._on_message = config, on_message
-        self._failures = 0
+        self._config, self._on_message = divided(config), on_message
+        self._next_generation = 0
+        """Of engines, through all replicas."""
         self._spare: EngineProcess | None = None
-        self._restart_at: float | None = None
-        self._ready_generation: int | None = None
-        """Of the newest engine that was ready."""
-        self._ready_at = 0.0
-        self._lost_at: float | None = None
-        """When the newest engine that was ready ended; None while there is one."""
+        self._was_ready = False
+        """An engine was."""
         self._stop_signals = 0
         self._drain_deadline: float | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -70,31 +61,37 @@ class Supervisor:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(socket_address(self._run_dir))
         self._send(wire.Watch())
-        self._api = start_api(self._run_dir, config)
-        self._engine = self._new_engine(0)
-        self._engine.configure(config)
+        self._api = start_api(self._run_dir, self._config)
+        numbers = range(config.process.data_parallel_size)
+        self._replicas = [Replica(number, self._new_engine(), self._config) for number in numbers]
 
-    def _start_next_engine(self) -> None:
-        """The spare, if it lives."""
+    def _new_engine(self) -> EngineProcess:
+        generation = self._next_generation
+        self._next_generation += 1
+        return EngineProcess(self._run_dir, generation, self._config.runtime)
+
+    def _take_spare(self) -> EngineProcess | None:
+        """If it lives."""
         spare, self._spare = self._spare, None
         if spare is not None and spare.exit_code is not None:
             spare.end()
             spare = None
-        self._engine = spare or self._new_engine(self._engine.generation + 1)
-        self._engine.configure(self._config)
-
-    def _new_engine(self, generation: int) -> EngineProcess:
-        return EngineProcess(self._run_dir, generation, self._config.runtime)
+        return spare
 
     def _keep_spare(self) -> None:
         """After a loss: what has happened once may happen again, and torch takes a good second to import. Not before:
         a spare takes 150 MB, and it goes while memory is scarce. Not while the streams that waited for the engine want
-        the processor."""
+        the processor. One is enough for all replicas."""
         self._memory.look()
+        ready_at = max(replica.ready_at for replica in self._replicas)
         if self._memory.is_scarce:
             self._end_spare()
-        elif self._spare is None and self._engine.generation and self._ready_at + SPARE_SECONDS < time.monotonic():
-            self._spare = self._new_engine(self._engine.generation + 1)
+        elif (
+            self._spare is None
+            and self._next_generation > len(self._replicas)
+            and ready_at + SPARE_SECONDS < time.monotonic()
+        ):
+            self._spare = self._new_engine()
 
     def _end_spare(self) -> None:
         if self._spare is not None:
@@ -110,7 +107,8 @@ class Supervisor:
         finally:
             self._send(wire.Drain(0.0))
             self._api.end(KILL_GRACE_SECONDS)
-            self._engine.end()
+            for replica in self._replicas:
+                replica.engine.end()
             self._end_spare()
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
@@ -124,21 +122,20 @@ class Supervisor:
             return self._api_ended(code)
         if self._stop_signals and (code := self._drain()) is not None:
             return code
-        return self._watch_engine()
+        return self._watch_engines()
 
     def _hear(self, message: wire.ToSupervisor) -> None:
         if isinstance(message, wire.Health):
             self._health.hear(message)
         elif isinstance(message, wire.Broken):
-            if message.generation == self._engine.generation:
-                self._engine.kill(f"sent nonsense ({message.reason})")
-        elif self._ready_generation is None:
+            for replica in self._replicas:
+                if replica.engine.generation == message.generation:
+                    replica.engine.kill(f"sent nonsense ({message.reason})")
+        elif not self._was_ready and not (isinstance(message, wire.Loading) and message.replica):
             self._on_message(message)
         if isinstance(message, wire.Hello):
-            self._ready_generation, self._ready_at, self._failures = message.generation, time.monotonic(), 0
-            if self._lost_at is not None:
-                logger.info("an engine is back after %.1f s", self._ready_at - self._lost_at)
-            self._lost_at = None
+            self._was_ready = True
+            self._replicas[message.replica].hear_ready(message.generation)
 
     def _api_ended(self, code: int) -> int:
         if self._drain_deadline is not None and code == 0:
@@ -160,49 +157,30 @@ class Supervisor:
             return 0 if self._stop_signals == 1 else 130
         return None
 
-    def _watch_engine(self) -> int | None:
-        code, now = self._engine.exit_code, time.monotonic()
-        if code is None:
-            self._engine.kill_if_stalled(self._config.process)
-            if self._ready_generation == self._engine.generation:
-                self._keep_spare()
-        elif self._restart_at is None:
-            if (final := self._why_no_restart(code)) is not None:
-                return final
-            self._plan_restart(now)
-        elif now >= self._restart_at:
-            self._restart_at = None
-            self._start_next_engine()
+    def _watch_engines(self) -> int | None:
+        for replica in self._replicas:
+            if replica.needs_engine:
+                replica.start(self._take_spare() or self._new_engine())
+            elif (ended := replica.watch()) is not None and (code := self._engine_ended(replica, ended)) is not None:
+                return code
+        if all(replica.is_ready for replica in self._replicas):
+            self._keep_spare()
         return None
 
-    def _why_no_restart(self, code: int) -> int | None:
-        """The exit code of `firstlight serve` where a new engine would fare no better."""
-        if code == EXIT_BAD_CONFIGURATION:
-            return code
-        if self._ready_generation is not None and not socket_path(self._run_dir).exists():
-            logger.error("the engine ended (%s), and %s was deleted; stopping", describe(code), self._run_dir)
-            return EXIT_LOST_SOCKET
-        if self._ready_generation is None and self._failures >= MAX_FAILED_STARTS:
-            logger.error("the engine ended (%s) and was never ready; stopping", describe(code))
-            return EXIT_BAD_CONFIGURATION
-        if self._failures >= MAX_FAILED_RESTARTS:
-            logger.error(
-                "the engine ended (%s) before it was ready, %d times; stopping", describe(code), self._failures + 1
-            )
-            return EXIT_NO_ENGINE
+    def _engine_ended(self, replica: Replica, code: int) -> int | None:
+        """Plan the next one. The exit code of `firstlight serve` where that is hopeless and no other replica is ready;
+        as long as one is, there are more attempts."""
+        hopeless = replica.why_hopeless(code)
+        if self._was_ready and not socket_path(self._run_dir).exists():
+            hopeless = EXIT_LOST_SOCKET, f"{replica.name} ended ({describe(code)}), and {self._run_dir} was deleted"
+        if hopeless is not None and not any(other.is_ready for other in self._replicas if other is not replica):
+            final, reason = hopeless
+            if reason:
+                logger.error("%s; stopping", reason)
+            return final
+        from_outside, generation = replica.engine.ended_from_outside, replica.engine.generation
+        self._send(wire.EngineDown(generation, replica.plan_restart(), from_outside, replica.number))
         return None
-
-    def _plan_restart(self, now: float) -> None:
-        engine = self._engine
-        self._failures += self._ready_generation != engine.generation
-        delay = BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
-        self._restart_at = now + delay
-        if self._ready_generation is not None and self._lost_at is None:
-            self._lost_at = now
-        reason = f"the engine {engine.how_it_ended} and is being restarted"
-        logger.error("%s in %.1f s", reason, delay)
-        self._send(wire.EngineDown(engine.generation, reason, engine.ended_from_outside))
-        engine.end()
 
     def _send(self, message: wire.ToApi) -> None:
         self._socket.send(wire.encode(message), zmq.NOBLOCK)

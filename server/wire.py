@@ -15,7 +15,7 @@ from model_runtime.config import RuntimeInfo
 from model_runtime.rank_stats import RankStats
 from scheduler.request import Pooling, SamplingParams
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 SUPERVISOR = b"supervisor"
 """ZeroMQ identity of the supervisor."""
@@ -144,6 +144,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     generation: int
     info: RuntimeInfo
     stats: Stats
+    replica: int = 0
+    """Whose engine it is. Generations are numbered through all replicas."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -152,15 +154,17 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
     generation: int
     stage: str
     fraction: float
+    replica: int = 0
 
 
 class EngineDown(msgspec.Struct, frozen=True, tag="engine_down"):
-    """Supervisor -> API: this generation of the engine is gone."""
+    """Supervisor -> API: this engine is gone."""
 
     generation: int
     reason: str
     from_outside: bool = False
     """Somebody else may have done it: a person, the kernel for want of memory, a machine that gave it no time."""
+    replica: int = 0
 
 
 class Watch(msgspec.Struct, frozen=True, tag="watch"):
@@ -180,7 +184,7 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):
-    """API -> supervisor: this generation of the engine sent nonsense; replace it."""
+    """API -> supervisor: the engine of this generation sent nonsense; replace it."""
 
     generation: int
     reason: str
@@ -192,7 +196,8 @@ class Health(msgspec.Struct, frozen=True, tag="health"):
     unready: str | None
     """Why a request would not run; None when it would."""
     overloaded: bool
-    stats: Stats | None
+    replicas: tuple[Stats | None, ...]
+    """Of each engine; None while there is none."""
 
 
 ToEngine = Submit | Abort

@@ -31,8 +31,8 @@ async def ready(request: Request) -> JSONResponse:
 
 @router.get("/health/progress")
 async def progress(request: Request) -> JSONResponse:
-    """What the engine is doing: age of its last step in seconds (null before the first), queue and KV blocks."""
-    return JSONResponse(health.progress(gateway_of(request).engine.stats))
+    """What the engines are doing."""
+    return JSONResponse(health.progress(gateway_of(request).engine.replicas))
 
 
 @router.get("/metrics")

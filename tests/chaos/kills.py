@@ -1,7 +1,7 @@
 """Engines killed at random moments under 16 streams, whose texts must be those of an undisturbed run.
 
-`python -m tests.chaos.kills --kills 100 [--signal STOP] [--images] [--ranks 2]` prints a report; with ranks it kills
-the engine, another rank, or all of them at once. `test_kills.py` does a few in the suite.
+`python -m tests.chaos.kills --kills 100 [--signal STOP] [--images] [--ranks 2] [--replicas 2]` prints a report.
+`test_kills.py` does a few in the suite.
 """
 
 import argparse
@@ -33,10 +33,12 @@ Victims = tuple[str, ...]
 """Processes that are killed at once."""
 
 
-def all_victims(ranks: int) -> tuple[Victims, ...]:
-    """Each process of the engine alone, and all together."""
-    names = ("engine", *(f"rank {rank}" for rank in range(1, ranks)))
-    return (*((name,) for name in names), names) if ranks > 1 else (names,)
+def all_victims(ranks: int, replicas: int = 1) -> tuple[Victims, ...]:
+    """Each process of the engine alone, and all together; where there are replicas, their engines."""
+    names: Victims = ("engine", *(f"rank {rank}" for rank in range(1, ranks)))
+    if replicas > 1:
+        names = tuple(f"engine of replica {replica}" for replica in range(replicas))
+    return (*((name,) for name in names), names) if len(names) > 1 else (names,)
 
 
 @dataclass
@@ -143,13 +145,19 @@ def main() -> None:
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
     parser.add_argument("--images", action="store_true", help="ask a tiny model with random weights about pictures")
     parser.add_argument("--ranks", type=int, default=1, help="of which one or all are killed")
+    parser.add_argument(
+        "--replicas", type=int, default=1, help="whose engines are killed, one or all; not with --ranks"
+    )
     parser.add_argument("--stall-timeout", default="15")
     given = parser.parse_args()
     requests = image_requests(given.max_tokens) if given.images else text_requests(given.max_tokens)
-    arguments = ("--stall-timeout", given.stall_timeout, "--tensor-parallel-size", str(given.ranks))
+    sizes = ("--tensor-parallel-size", str(given.ranks), "--data-parallel-size", str(given.replicas))
+    arguments = ("--stall-timeout", given.stall_timeout, *sizes)
     with chaos_server(images=given.images, arguments=arguments) as server:
         fault = signal.Signals["SIG" + given.signal]
-        report = Chaos(server, requests, given.seed, fault, all_victims(given.ranks)).run(given.kills, given.spread)
+        report = Chaos(server, requests, given.seed, fault, all_victims(given.ranks, given.replicas)).run(
+            given.kills, given.spread
+        )
         metrics = server.metrics()
     _show(report, metrics)
     sys.exit(1 if report.errors or report.different else 0)

@@ -58,12 +58,15 @@ class Server:
         return chunks
 
     def metrics(self) -> dict[str, float]:
-        """Samples without the prefix; the reason of an end stands after a colon: 'request_success_total:stop'."""
+        """Samples without the prefix, added up over engines; the reason of an end stands after a colon:
+        'request_success_total:stop'."""
         found = {}
         for family in text_string_to_metric_families(self.http.get("/metrics").text):
             for sample in family.samples:
                 reason = sample.labels.get("finished_reason")
-                found[sample.name.removeprefix("firstlight:") + (f":{reason}" if reason else "")] = sample.value
+                name = sample.name.removeprefix("firstlight:") + (f":{reason}" if reason else "")
+                before = found.get(name, 0.0) if "engine" in sample.labels else 0.0
+                found[name] = before + sample.value
         return found
 
     def is_idle(self) -> bool:

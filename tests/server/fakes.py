@@ -233,6 +233,10 @@ class FakeEngine:
         )
 
     @property
+    def replicas(self) -> tuple[Stats | None, ...]:
+        return (self.stats,)
+
+    @property
     def live(self) -> int:
         return sum(len(stream.live) for stream in self.streams)
 

@@ -16,7 +16,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.request import SamplingParams
 from server import engine_link, wire
 from server.client import EngineClient
-from server.engine_link import bind
+from server.engine_socket import bind
 from server.errors import Overloaded, Unavailable
 from server.generation import GenerationRequest
 from server.memory_guard import MemoryGuard
@@ -58,7 +58,7 @@ REQUEST = GenerationRequest(prompt_ids=array("i", [1, 2]), sampling=SamplingPara
 class Wires:
     """A client that receives, and sockets of whoever wants to talk to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, replicas: int = 1) -> None:
         self._context = zmq.asyncio.Context()
         self._address = f"ipc://{folder}/s"
         router = bind(self._context, self._address)
@@ -66,6 +66,7 @@ class Wires:
         self.client = EngineClient(
             router,
             SchedulerConfig(),
+            replicas=replicas,
             max_unread_events=MAX_UNREAD,
             max_queued_image_bytes=MAX_IMAGE_BYTES,
             stall_timeout=60,

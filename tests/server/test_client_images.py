@@ -248,7 +248,7 @@ def test_whatever_the_order_everybody_gets_through(seed: int) -> None:
             requests[seq_id] = shows(*rng.sample(keys, rng.randint(1, 3)))
             live.add(seq_id)
             ledger.add(requests[seq_id])
-            to_engine.append((seq_id, ledger.first(seq_id, requests[seq_id])))
+            to_engine.append((seq_id, ledger.first(seq_id, requests[seq_id], 0)))
         if action in ("engine", "drain") and to_engine:
             seq_id, brings = to_engine.pop(0)
             if engine.takes(seq_id, {entry.key for entry in requests[seq_id].images.images}, brings):
@@ -262,9 +262,9 @@ def test_whatever_the_order_everybody_gets_through(seed: int) -> None:
         if action in ("client", "drain") and to_client:
             kind, seq_id = to_client.pop(0)
             if kind == "missing":
-                to_engine.append((seq_id, ledger.missing(seq_id, requests[seq_id])))
+                to_engine.append((seq_id, ledger.missing(seq_id, requests[seq_id], 0)))
             else:
-                ledger.remove(seq_id, requests[seq_id])
+                ledger.remove(seq_id, requests[seq_id], 0)
                 live.discard(seq_id)
     assert (to_engine, to_client, accepted) == ([], [], sent)
     assert live == engine.live.keys()

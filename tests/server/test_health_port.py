@@ -30,7 +30,7 @@ def test_reports(board: HealthBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     assert board.answer("/health/live") == (200, {"status": "ok"})
     assert board.answer("/health/ready") == (503, {"status": "unready", "reason": "the server is starting"})
     assert board.answer("/health/progress") == (200, {"status": "no engine"})
-    board.hear(wire.Health(None, True, STATS))
+    board.hear(wire.Health(None, True, (STATS,)))
     assert board.answer("/health/ready") == board.answer("/health") == (200, {"status": "overloaded"})
     status, document = board.answer("/health/progress") or (0, {})
     assert (status, document["total_blocks"], document["last_step_age_seconds"]) == (200, STATS.total_blocks, None)

@@ -146,7 +146,9 @@ def test_drafts_are_counted_by_position_and_over_restarts() -> None:
         engine.stats = structs.replace(make_stats(generation), accepted_per_position=counts)
         answer = run(call(app, "GET", "/metrics"))
     lines = [line for line in answer.body.decode().splitlines() if line.startswith(name)]
-    assert lines == [f'{name}{{model_name="tiny",position="{place}"}} {n}.0' for place, n in enumerate((4, 3, 1))]
+    assert lines == [
+        f'{name}{{engine="0",model_name="tiny",position="{place}"}} {n}.0' for place, n in enumerate((4, 3, 1))
+    ]
     seen = scrape(app)
     assert seen["spec_decode_num_drafts_total"] == 0
 
