@@ -14,7 +14,7 @@ class RopeConfig:
 
     theta: float
     rotary_dim: int
-    """Leading dimensions of a head that are rotated; even."""
+    """Leading dimensions of a head that are rotated; even, and 0 where positions do not count."""
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
@@ -26,6 +26,9 @@ class RopeConfig:
     """Multiplies cos and sin (yarn's mscale)."""
     divisors: tuple[float, ...] = ()
     """One per rotated pair: divides its frequency (GGUF files carry llama3's scaling this way). Empty: all 1."""
+    long_divisors: tuple[float, ...] = ()
+    """In place of `divisors` where sequences may be longer than `original_max_position` (LongRoPE, arXiv 2402.13753);
+    empty: the same."""
     interleaved: bool = False
     """False: rotate (x[i], x[i + rotary_dim / 2]); True: (x[2i], x[2i + 1])."""
     mrope_sections: tuple[int, ...] = ()
@@ -72,6 +75,13 @@ class Experts:
     """Multiplies the weights in the end."""
 
 
+NormPlaces = Literal["before", "after", "around", "parallel"]
+"""Where a layer normalises: what a block takes; what it gives, before it is added (OLMo 2); both (Gemma); what
+attention and the feed-forward block take alike, side by side (Cohere)."""
+QKNorm = Literal["none", "head", "row"]
+"""Queries and keys are RMS-normalised before they are rotated: each head; all heads of a token together (OLMo 2)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The architecture of a decoder, independent of the file it was read from."""
@@ -93,22 +103,32 @@ class ModelConfig:
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    qk_norm: bool
     tie_word_embeddings: bool
     """The output matrix is the embedding."""
     eos_token_ids: tuple[int, ...]
+    qk_norm: QKNorm = "none"
     activation: Literal["silu", "gelu_tanh"] = "silu"
     """Of the gate in the feed-forward block."""
     attention_scale: float = 0.0
     """What scores are multiplied with; 0: head_dim ** -0.5."""
     embedding_scale: float = 1.0
     """What the embeddings of tokens are multiplied with; those of images are not."""
+    residual_scale: float = 1.0
+    """What the results of blocks are multiplied with before they are added (Granite)."""
+    logit_scale: float = 1.0
+    attention_softcap: float = 0.0
+    """Scores s become cap * tanh(s / cap) (Gemma 2, arXiv 2408.00118, section 2); 0: they stay."""
+    logit_softcap: float = 0.0
+    """The same of logits."""
+    norm: Literal["rms", "layer"] = "rms"
+    """Of hidden states; "layer" subtracts the mean first and has no bias (Cohere)."""
     norm_weights_less_one: bool = False
-    """The checkpoint holds the weights of RMS norms less 1 (Gemma)."""
-    sandwich_norms: bool = False
-    """What attention and the feed-forward block give is normalised too, before it is added (Gemma)."""
-    local_rope: RopeConfig | None = None
-    """Of the layers with a sliding window, where it differs from that of the others."""
+    """The checkpoint holds the weights of norms less 1 (Gemma)."""
+    norm_places: NormPlaces = "before"
+    other_rope: RopeConfig | None = None
+    """Of the layers that `other_rope_layers` names; without rotated channels, if their positions do not count."""
+    other_rope_layers: tuple[bool, ...] = ()
+    """Per layer; empty if all have the same."""
     num_deepstack: int = 0
     """Additional features of an image, one for each of the first layers, that are added to the layer's result."""
     image_span: int = 0

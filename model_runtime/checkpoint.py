@@ -29,6 +29,7 @@ from model_runtime.weights.prepared import PreparedWeights, WeightCache
 from model_runtime.weights.safetensors_source import SafetensorsSource
 from model_runtime.weights.sides import split_sides, text_source
 from model_runtime.weights.source import TensorSource
+from model_runtime.weights.spelling import plain_source
 from model_runtime.weights.table import Parameter, Parameters
 
 
@@ -79,14 +80,16 @@ def _open_folder(path: Path) -> _Opened:
         source, may_lack_output = text_source(SafetensorsSource(path))
         if may_lack_output and not config.tie_word_embeddings:
             config = replace(config, has_output=TIED_HEAD_KEY in source.keys())  # noqa: SIM118
-        return _Opened(family=family, config=config, source=source)
+        return _Opened(family=family, config=config, source=plain_source(source, config))
     language, image = split_sides(SafetensorsSource(path))
     side = read_image_side(path, config_json, config, image)
     if TIED_HEAD_KEY in language.keys():  # noqa: SIM118  (a TensorSource is not a mapping)
         # many published files leave tie_word_embeddings out, where transformers assumes true, and have a head of their
         # own; it ties the two only if they are equal
         config = replace(config, tie_word_embeddings=False)
-    return _Opened(family=f"{family} ({config.family})", config=config, source=language, side=side)
+    return _Opened(
+        family=f"{family} ({config.family})", config=config, source=plain_source(language, config), side=side
+    )
 
 
 def _files(path: Path) -> list[Path]:

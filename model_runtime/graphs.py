@@ -159,6 +159,6 @@ def on_device(decoder: Decoder, kv: list[KVLayer], max_model_len: int, max_num_s
     where attention falls back to the reference, and in mixtures of experts, which look up who has tokens."""
     graphs = None
     suits = decoder.ops == select("cuda") and suits_flash_attention(decoder.dtype, kv[0])
-    if suits and decoder.config.experts is None:
+    if suits and decoder.config.experts is None and not decoder.config.attention_softcap:
         graphs = DecodeGraphs(decoder, kv, cuda_capture(), max_num_seqs=max_num_seqs, max_model_len=max_model_len)
     return DeviceDecoder(decoder, graphs)

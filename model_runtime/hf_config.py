@@ -8,12 +8,14 @@ language side, and what the language side must know of images. What is not suppo
 import math
 from dataclasses import replace
 
-from model_runtime.architecture import ModelConfig
+from model_runtime.architecture import ModelConfig, RopeConfig
 from model_runtime.hf_deepseek import with_deepseek
-from model_runtime.hf_rope import LAYER_TYPES, read_ropes
+from model_runtime.hf_layers import read_rotations, read_windows
+from model_runtime.hf_scales import refuse_structure, with_scales
 from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
 from model_runtime.models.composites import COMPOSITES, Composite
-from model_runtime.models.families import FAMILIES, Family
+from model_runtime.models.families import FAMILIES
+from model_runtime.models.family import Family
 from model_runtime.weights.errors import CheckpointError
 
 COMMON_DEFAULTS: Json = {
@@ -38,47 +40,6 @@ COMMON_DEFAULTS: Json = {
 
 DEEPSTACK_LAYERS = (8, 16, 24)
 """Of a Qwen3-VL tower whose file does not say."""
-
-GEMMA_REFUSED: Json = {
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "use_bidirectional_attention": False,
-}
-"""Options of Gemma 3 that no published file turns on."""
-
-
-def _windows(config: Json, family: Family, num_layers: int) -> tuple[int, ...]:
-    """Per layer the number of keys in sight, 0 for all."""
-    if family.windows == "by_type":
-        return _windows_by_type(config, num_layers, integer(config, "sliding_window"))
-    if family.windows == "none" or config["sliding_window"] is None:
-        return (0,) * num_layers
-    if family.windows == "all_layers":
-        return (integer(config, "sliding_window"),) * num_layers
-    if not flag(config, "use_sliding_window"):
-        return (0,) * num_layers
-    window = integer(config, "sliding_window")
-    if config["layer_types"] is not None:
-        return _windows_by_type(config, num_layers, window)
-    first = config["max_window_layers"]
-    if not isinstance(first, int) or first < 0:
-        fail("max_window_layers", first, "an integer from 0")
-    return tuple(window if layer >= first else 0 for layer in range(num_layers))
-
-
-def _windows_by_type(config: Json, num_layers: int, window: int) -> tuple[int, ...]:
-    """As `layer_types` says, or all layers but every `sliding_window_pattern`-th."""
-    sizes, layer_types = {"sliding_attention": window, "full_attention": 0}, config["layer_types"]
-    if layer_types is None:
-        pattern = integer(config, "sliding_window_pattern")
-        return tuple(window if (layer + 1) % pattern else 0 for layer in range(num_layers))
-    if (
-        not isinstance(layer_types, list)
-        or len(layer_types) != num_layers
-        or any(layer_type not in LAYER_TYPES for layer_type in layer_types)
-    ):
-        fail("layer_types", layer_types, f"{num_layers} of {', '.join(sizes)}")
-    return tuple(sizes[layer_type] for layer_type in layer_types)
 
 
 def _eos_token_ids(config: Json, generation_config: Json | None) -> tuple[int, ...]:
@@ -159,20 +120,27 @@ def _refuse_quantized(config: Json) -> None:
 
 
 def _gemma(read: ModelConfig, config: Json) -> ModelConfig:
-    """With what Gemma 3 has apart from the others."""
-    for key, value in GEMMA_REFUSED.items():
-        if config[key] not in (None, value):
-            fail(key, config[key], repr(value))
+    """With what the Gemmas have apart from the others."""
     if config["hidden_activation"] != "gelu_pytorch_tanh":
         fail("hidden_activation", config["hidden_activation"], "'gelu_pytorch_tanh'")
     return replace(
-        read,
-        activation="gelu_tanh",
-        attention_scale=number(config, "query_pre_attn_scalar") ** -0.5,
-        embedding_scale=math.sqrt(read.hidden_size),
-        norm_weights_less_one=True,
-        sandwich_norms=True,
+        read, activation="gelu_tanh", embedding_scale=math.sqrt(read.hidden_size), norm_weights_less_one=True
     )
+
+
+def _max_position(config: Json, rope: RopeConfig) -> int:
+    """Published configs keep the trained length in max_position_embeddings; YaRN extends it by the factor."""
+    longest = integer(config, "max_position_embeddings")
+    return max(longest, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else longest
+
+
+def _check_supported(config: Json, family: Family) -> None:
+    if config["hidden_act"] != "silu":
+        fail("hidden_act", config["hidden_act"], "'silu'")
+    if not flag(config, "is_causal"):
+        fail("is_causal", False, "true: attention in both directions is not supported")
+    _refuse_quantized(config)
+    refuse_structure(config, family)
 
 
 def _read_text(config: Json, name: str, generation_config: Json | None) -> ModelConfig:
@@ -180,19 +148,11 @@ def _read_text(config: Json, name: str, generation_config: Json | None) -> Model
     config = {**COMMON_DEFAULTS, **family.defaults, **config}
     if family.is_deepseek:
         config = {**config, "head_dim": value_of(config, "qk_rope_head_dim")}
-    if config["hidden_act"] != "silu":
-        fail("hidden_act", config["hidden_act"], "'silu'")
-    if not flag(config, "is_causal"):
-        fail("is_causal", False, "true: attention in both directions is not supported")
-    _refuse_quantized(config)
+    _check_supported(config, family)
     num_layers, num_heads = integer(config, "num_hidden_layers"), integer(config, "num_attention_heads")
     has_kv_heads = config["num_key_value_heads"] is not None
-    head_dim = _head_dim(config, num_heads)
-    rope, local_rope = read_ropes(config, family, head_dim)
-    max_position = integer(config, "max_position_embeddings")
-    if rope.kind == "yarn":
-        # published configs keep the trained length in max_position_embeddings; yarn extends it by the factor
-        max_position = max(max_position, int(rope.original_max_position * rope.factor))
+    head_dim, windows = _head_dim(config, num_heads), read_windows(config, family, num_layers)
+    rope, other_rope, other_rope_layers = read_rotations(config, family, head_dim, windows)
     read = check_shapes(
         ModelConfig(
             family=name,
@@ -203,19 +163,21 @@ def _read_text(config: Json, name: str, generation_config: Json | None) -> Model
             num_heads=num_heads,
             num_kv_heads=integer(config, "num_key_value_heads") if has_kv_heads else num_heads,
             head_dim=head_dim,
-            rms_norm_eps=number(config, "rms_norm_eps"),
-            max_position=max_position,
+            rms_norm_eps=number(config, "layer_norm_eps" if family.is_layer_norm else "rms_norm_eps"),
+            max_position=_max_position(config, rope),
             rope=rope,
-            sliding_windows=_windows(config, family, num_layers),
+            sliding_windows=windows,
             qkv_bias=flag(config, family.qkv_bias),
             output_bias=flag(config, family.output_bias),
             mlp_bias=flag(config, family.mlp_bias),
             qk_norm=family.qk_norm,
             tie_word_embeddings=flag(config, "tie_word_embeddings"),
             eos_token_ids=_eos_token_ids(config, generation_config),
-            local_rope=local_rope,
+            norm="layer" if family.is_layer_norm else "rms",
+            norm_places=family.norm_places,
+            other_rope=other_rope,
+            other_rope_layers=other_rope_layers,
         )
     )
-    if family.is_deepseek:
-        return with_deepseek(read, config)
+    read = with_deepseek(read, config) if family.is_deepseek else with_scales(read, config, family)
     return _gemma(read, config) if family.is_gemma else read

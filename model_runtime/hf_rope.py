@@ -7,11 +7,11 @@ import math
 from dataclasses import replace
 
 from model_runtime.architecture import RopeConfig
-from model_runtime.hf_values import Json, fail, integer, mapping, number
-from model_runtime.models.families import Family
+from model_runtime.hf_values import Json, fail, integer, mapping, number, value_of
+from model_runtime.models.family import Family
 from model_runtime.weights.errors import CheckpointError
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -31,9 +31,23 @@ def rope_parameters(config: Json) -> dict[str, object]:
     kind = found.get("rope_type", found.get("type", "default"))
     # older files of Qwen2-VL call the kind mrope; what makes it that are the sections
     found["rope_type"] = "default" if kind == "mrope" and "mrope_section" in found else kind
-    if found.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
+    if kind in ("su", "yarn") and "short_factor" in found:  # Phi-3's first names of the kind
+        found["rope_type"] = "longrope"
     return found
+
+
+def _rotary_dim(config: Json, parameters: dict[str, object], family: Family, head_dim: int) -> int:
+    """Channels of a head that are rotated."""
+    key = "partial_rotary_factor"
+    factors = {key: config.get(key, 1.0)} | parameters
+    if not family.partial_rotary:
+        if factors[key] != 1.0:
+            fail(key, factors[key], "1: this model_type rotates whole heads")
+        return head_dim
+    rotary_dim = int(head_dim * number(factors, key))
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        fail(key, factors[key], f"an even number of the {head_dim} channels of a head")
+    return rotary_dim
 
 
 def _by_layer_type(config: Json, layer_type: str, theta_key: str, scaling: object) -> Json:
@@ -63,7 +77,12 @@ def read_ropes(config: Json, family: Family, head_dim: int) -> tuple[RopeConfig,
 
 def _rope(config: Json, family: Family, head_dim: int) -> RopeConfig:
     parameters = rope_parameters(config)
-    rope = _scaled(config, parameters, RopeConfig(theta=number(parameters, "rope_theta"), rotary_dim=head_dim))
+    plain = RopeConfig(
+        theta=number(parameters, "rope_theta"),
+        rotary_dim=_rotary_dim(config, parameters, family, head_dim),
+        interleaved=family.interleaved_rope,
+    )
+    rope = _scaled(config, parameters, plain)
     if family.mrope_sections is None:
         return rope
     sections = parameters.get("mrope_section", list(family.mrope_sections))
@@ -81,6 +100,8 @@ def _scaled(config: Json, parameters: dict[str, object], plain: RopeConfig) -> R
     if kind in ("default", "dynamic"):
         # dynamic differs from default only beyond max_position_embeddings, which is where this server's limit lies
         return plain
+    if kind == "longrope":
+        return _longrope(config, parameters, plain)
     factor = number(parameters, "factor")
     if kind == "linear":
         return replace(plain, kind="linear", factor=factor)
@@ -98,6 +119,32 @@ def _scaled(config: Json, parameters: dict[str, object], plain: RopeConfig) -> R
             original_max_position=original,
         )
     return _yarn(parameters, replace(plain, kind="yarn", factor=factor, original_max_position=original))
+
+
+def _longrope(config: Json, parameters: dict[str, object], rope: RopeConfig) -> RopeConfig:
+    """Cosines and sines grow with the ratio of the lengths, whichever of the two lists divides the frequencies."""
+    for key in ("short_mscale", "long_mscale"):
+        if key in parameters:
+            fail(key, parameters[key], "absent: other factors of cosines and sines are not supported")
+    key, longest = "original_max_position_embeddings", integer(config, "max_position_embeddings")
+    original = integer({key: config.get(key, longest)} | parameters, key)
+    given = {name: value for name, value in parameters.items() if value is not None}
+    factor = number({"factor": longest / original} | given, "factor")
+    growth = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return replace(
+        rope,
+        divisors=_divisors(parameters, "short_factor", rope.rotary_dim // 2),
+        long_divisors=_divisors(parameters, "long_factor", rope.rotary_dim // 2),
+        original_max_position=original,
+        attention_factor=number({"attention_factor": growth} | given, "attention_factor"),
+    )
+
+
+def _divisors(parameters: Json, key: str, count: int) -> tuple[float, ...]:
+    values = value_of(parameters, key)
+    if not isinstance(values, list) or len(values) != count:
+        fail(key, values, f"a list of {count} numbers")
+    return tuple(number({key: value}, key) for value in values)
 
 
 def _yarn(parameters: dict[str, object], rope: RopeConfig) -> RopeConfig:

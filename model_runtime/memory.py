@@ -116,8 +116,8 @@ def image_pixels(config: VisionTowerConfig, largest: int, least: int, budget: in
 
 def rope_bytes(config: ModelConfig) -> int:
     """A cosine and a sine for each rotated pair of channels; at every position, and for each kind of layer."""
-    local = 0 if config.local_rope is None else config.local_rope.rotary_dim
-    return FLOAT_BYTES * (config.rope.rotary_dim + local)
+    other = 0 if config.other_rope is None else config.other_rope.rotary_dim
+    return FLOAT_BYTES * (config.rope.rotary_dim + other)
 
 
 def model_length(config: ModelConfig, runtime: RuntimeConfig) -> int:

@@ -6,7 +6,8 @@ parts each of their tensors is cut by. Engine and worker processes.
 Ranks wait for each other after attention and after the feed-forward block, so each of the two is divided as equally as
 can be. Query heads come in groups that share a key/value head. A rank has whole groups; or, where the busiest rank has
 less to do that way, groups are cut: those who have a part of one have a copy of its key/value head. (Not where heads
-are no whole blocks of integers, which would have to be expanded.)
+are no whole blocks of integers, which would have to be expanded, nor where all heads are normalised together, to which
+each may contribute once.)
 """
 
 from collections.abc import Sequence
@@ -133,6 +134,8 @@ def _check(config: ModelConfig, size: int, whole_experts: bool) -> None:
         counts["experts"] = config.experts.num_experts if whole_experts else size
     elif whole_experts:
         raise PlanError("the model has no experts: leave enable_expert_parallel out")
+    if config.qk_norm == "row":
+        counts["key/value heads that are normalised together"] = config.num_kv_heads
     for what, count in counts.items():
         if count < size:
             raise PlanError(f"{count} {what} cannot be divided among {size} ranks: set tensor_parallel_size to less")
@@ -156,7 +159,8 @@ def _heads(config: ModelConfig, size: int) -> tuple[list[Part], list[Part]]:
         return max(kv_head.count + head.count for kv_head, head in zip(*found, strict=True))
 
     whole = _whole_groups(config, size)
-    return whole if config.head_dim % COLUMNS else min(whole, _equal_heads(config, size), key=most)
+    is_whole = config.head_dim % COLUMNS > 0 or config.qk_norm == "row"
+    return whole if is_whole else min(whole, _equal_heads(config, size), key=most)
 
 
 def _equal_heads(config: ModelConfig, size: int) -> tuple[list[Part], list[Part]]:

@@ -1,14 +1,18 @@
 """Grouped-query attention with its weight table. Called by the decoder, engine and worker processes.
 
-Legend: T tokens, C hidden size, H query heads, G key/value heads, D channels of a head, E = (H + 2 G) D.
+Legend: T tokens, C hidden size, H query heads, G key/value heads, D channels of a head, E = (H + 2 G) D; W channels
+of all heads of a rank.
 """
 
+import torch
 from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.registry import HeadNorms, HeadShape, Linear, Ops, RopeTable
+from model_runtime.ops.registry import HeadNorms, HeadShape, Linear, Ops, RopeTable, Scoring
+from model_runtime.parallel import Collectives
+from model_runtime.share import Axis
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table, norm_table
 
 
@@ -21,42 +25,87 @@ def attention_table(config: ModelConfig, name: str, key: str) -> list[Parameter]
         Slot(f"{key}.v_proj", key_rows, "kv_heads"),
     )
     output = (Slot(f"{key}.o_proj", config.hidden_size),)
-    norms = [
-        norm_table(f"{name}.{norm}", f"{key}.{norm}", config.head_dim, less_one=config.norm_weights_less_one)
-        for norm in ("q_norm", "k_norm")
-        if config.qk_norm
-    ]
     return [
         *linear_table(f"{name}.qkv", qkv, config.hidden_size, config.qkv_bias),
-        *norms,
+        *_norm_tables(config, name, key),
         *linear_table(f"{name}.output", output, query_rows, config.output_bias, "heads"),
+    ]
+
+
+def _norm_tables(config: ModelConfig, name: str, key: str) -> list[Parameter]:
+    """Of queries and keys."""
+    axes: tuple[tuple[str, int, Axis], ...] = (
+        ("q_norm", config.num_heads, "heads"),
+        ("k_norm", config.num_kv_heads, "kv_heads"),
+    )
+    if config.qk_norm == "none":
+        return []
+    whole, less_one = config.qk_norm == "row", config.norm_weights_less_one
+    return [
+        norm_table(
+            f"{name}.{norm}",
+            f"{key}.{norm}",
+            heads * config.head_dim if whole else config.head_dim,
+            less_one=less_one,
+            split=axis if whole else None,
+        )
+        for norm, heads, axis in axes
     ]
 
 
 class Attention:
     """softmax(q k^T scale) v over the sequence's own cached keys, queries and keys rotated by position."""
 
-    def __init__(self, config: ModelConfig, layer: int, name: str, parameters: Parameters) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, name: str, parameters: Parameters, collectives: Collectives
+    ) -> None:
+        self._collectives = collectives
         self.shape = HeadShape(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             absent_heads=config.absent_heads,
         )
-        self.scale = config.attention_scale or config.head_dim**-0.5
-        self.window = config.sliding_windows[layer]
+        self.scoring = Scoring(
+            scale=config.attention_scale or config.head_dim**-0.5,
+            window=config.sliding_windows[layer],
+            softcap=config.attention_softcap,
+        )
         self.qkv: Linear = parameters.linear(f"{name}.qkv")
         self.output: Linear = parameters.linear(f"{name}.output")
         self.norms: HeadNorms | None = None
-        if config.qk_norm:
+        self.norms_over_ranks = config.qk_norm == "row" and collectives.size > 1
+        """Each rank has some of the heads that are normalised together."""
+        if config.qk_norm != "none":
             vectors = parameters.vectors
             self.norms = HeadNorms(vectors[f"{name}.q_norm"], vectors[f"{name}.k_norm"], config.rms_norm_eps)
 
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:
         """[T, C] -> [T, C]; writes the step's keys and values to their slots in `kv`."""
         qkv_TE = ops.linear(x_TC, self.qkv.weight, self.qkv.bias)
-        if self.norms is not None:
-            ops.qk_norm(qkv_TE, self.norms.query_D, self.norms.key_D, self.norms.eps, self.shape)
+        if self.norms_over_ranks:
+            self._normalise_with_other_ranks(qkv_TE)
+        elif self.norms is not None:
+            ops.qk_norm(qkv_TE, self.norms.query, self.norms.key, self.norms.eps, self.shape)
         ops.rope_and_cache(qkv_TE, rope, batch, kv, self.shape)
-        mixed_THD = ops.paged_attention(qkv_TE, kv, batch, self.shape, self.scale, self.window)
+        mixed_THD = ops.paged_attention(qkv_TE, kv, batch, self.shape, self.scoring)
         return ops.linear(mixed_THD, self.output.weight, self.output.bias)
+
+    def _normalise_with_other_ranks(self, qkv_TE: Tensor) -> None:
+        """RMS norms of all heads of a token, of which this rank has some, in place."""
+        norms, shape = self.norms, self.shape
+        assert norms is not None, "the architecture has no norms of queries and keys"
+        widths = [shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim]
+        parts = torch.split(qkv_TE[:, : sum(widths)], widths, dim=1)
+        # squares of queries and of keys, and in the last column how many numbers they are
+        sums_2X = torch.stack([_squares(part_TW) for part_TW in parts])
+        self._collectives.all_reduce(sums_2X)
+        for part_TW, weight_W, sums_X in zip(parts, (norms.query, norms.key), sums_2X, strict=True):
+            factor_T1 = torch.rsqrt(sums_X[:-1, None] / sums_X[-1] + norms.eps)
+            part_TW.copy_(part_TW.float() * factor_T1 * weight_W)
+
+
+def _squares(part_TW: Tensor) -> Tensor:
+    """[T + 1]: the sum of each row's squares, and last W."""
+    sum_T = part_TW.float().square().sum(dim=1)
+    return torch.cat((sum_T, sum_T.new_full((1,), part_TW.shape[1])))

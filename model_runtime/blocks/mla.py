@@ -16,7 +16,7 @@ from torch import Tensor
 from model_runtime.architecture import LatentAttention, ModelConfig
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.registry import HeadShape, Linear, Ops, RopeTable
+from model_runtime.ops.registry import HeadShape, Linear, Ops, RopeTable, Scoring
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table, norm_table
 
 NORM_EPS = 1e-6
@@ -52,7 +52,8 @@ class LatentAttentionBlock:
     """Causal attention over the sequence's own cached keys, which are made from latent vectors."""
 
     def __init__(self, config: ModelConfig, name: str, parameters: Parameters) -> None:
-        self.latent, self.scale = _latent(config), config.attention_scale or config.head_dim**-0.5
+        self.latent = _latent(config)
+        self.scoring = Scoring(scale=config.attention_scale or config.head_dim**-0.5)
         self.rotated = config.rope.rotary_dim
         self.shape = HeadShape(num_heads=config.num_heads, num_kv_heads=config.num_heads, head_dim=config.head_dim)
         self.query_down: tuple[Linear, Tensor] | None = None
@@ -80,7 +81,7 @@ class LatentAttentionBlock:
         self._fill_keys_and_values(ops, x_TC, qkv_T3HD[:, num_heads : 2 * num_heads], qkv_T3HD[:, 2 * num_heads :])
         qkv_TE = qkv_T3HD.flatten(1)
         ops.rope_and_cache(qkv_TE, rope, batch, kv, self.shape)
-        return ops.paged_attention(qkv_TE, kv, batch, self.shape, self.scale, 0)
+        return ops.paged_attention(qkv_TE, kv, batch, self.shape, self.scoring)
 
     def _fill_queries(self, ops: Ops, x_TC: Tensor, query_THD: Tensor) -> None:
         if self.query_down is not None:

@@ -39,13 +39,14 @@ def _yarn(rope: RopeConfig, frequency_R2: Tensor) -> Tensor:
     return frequency_R2 / rope.factor * divide_R2 + frequency_R2 * (1 - divide_R2)
 
 
-def inverse_frequencies(rope: RopeConfig) -> Tensor:
+def inverse_frequencies(rope: RopeConfig, max_position: int) -> Tensor:
     """float32 [R2]: radians that each pair of channels turns per position; theta^(-2i / rotary_dim) (arXiv 2104.09864)
-    with the extension applied."""
+    with the extension applied. Of LongRoPE, those for sequences of up to `max_position` tokens."""
     exponents_R2 = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     frequency_R2 = 1.0 / (rope.theta**exponents_R2)
-    if rope.divisors:
-        frequency_R2 = frequency_R2 / torch.tensor(rope.divisors, dtype=torch.float32)
+    is_long = bool(rope.long_divisors) and max_position > rope.original_max_position
+    if divisors := rope.long_divisors if is_long else rope.divisors:
+        frequency_R2 = frequency_R2 / torch.tensor(divisors, dtype=torch.float32)
     if rope.kind == "linear":
         return frequency_R2 / rope.factor
     if rope.kind == "llama3":
@@ -58,7 +59,7 @@ def inverse_frequencies(rope: RopeConfig) -> Tensor:
 def rope_table(rope: RopeConfig, max_position: int, device: torch.device) -> RopeTable:
     """Cosines and sines of positions 0 .. max_position - 1, float32 [P, R2]."""
     positions_P = torch.arange(max_position, dtype=torch.float32)
-    angles_PR2 = torch.outer(positions_P, inverse_frequencies(rope))
+    angles_PR2 = torch.outer(positions_P, inverse_frequencies(rope, max_position))
     return RopeTable(
         cos_PR2=angles_PR2.cos().mul_(rope.attention_factor).to(device),
         sin_PR2=angles_PR2.sin_().mul_(rope.attention_factor).to(device),

@@ -153,9 +153,9 @@ bool within(const Problem& p) {
 
 }  // namespace
 
-bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, float scale,
-                     int64_t window, float* out) {
-    const Problem p{qkv, kv, batch, heads, window, scale, out};
+bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads,
+                     const Scoring& scoring, float* out) {
+    const Problem p{qkv, kv, batch, heads, scoring, out};
     if (!within(p)) return false;
     const std::vector<Item> items = make_items(p);
     int64_t rows = 0, segments = 0;
@@ -179,7 +179,8 @@ extern "C" int64_t fl_paged_attention(const float* qkv, void* key, void* value, 
                                       float* out, const int32_t* query_starts, const int32_t* kv_lens,
                                       const int32_t* tables, const int32_t* table_starts, const int32_t* visible_ends,
                                       int64_t S, int64_t H, int64_t G, int64_t D, int64_t absent, int64_t group,
-                                      int64_t B, float scale, int64_t window) {
+                                      int64_t B, float scale, int64_t window, float softcap) {
     const StepBatch batch{query_starts, kv_lens, tables, table_starts, nullptr, nullptr, visible_ends, 0, S, B};
-    return !paged_attention(qkv, {key, value, scales, storage, 0}, batch, {H, G, D, absent, group}, scale, window, out);
+    const Heads heads{H, G, D, absent, group};
+    return !paged_attention(qkv, {key, value, scales, storage, 0}, batch, heads, {scale, softcap, window}, out);
 }

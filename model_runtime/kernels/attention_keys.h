@@ -26,14 +26,14 @@ struct Problem {
     const int32_t *query_starts, *kv_lens, *tables, *table_starts;
     const int32_t* visible_ends;  // for each token one past the last position that it sees; or null: its own
     int64_t S, H, G, D, B, window, absent, group;
-    float scale;
+    float scale, softcap;
 
-    Problem(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, int64_t window,
-            float scale, float* out)
+    Problem(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, const Scoring& scoring,
+            float* out)
         : qkv(qkv), kv(kv), out(out), query_starts(batch.query_starts), kv_lens(batch.kv_lens),
           tables(batch.block_tables), table_starts(batch.table_starts), visible_ends(batch.visible_ends), S(batch.S),
-          H(heads.H), G(heads.G), D(heads.D), B(batch.B), window(window), absent(heads.absent), group(heads.group),
-          scale(scale) {}
+          H(heads.H), G(heads.G), D(heads.D), B(batch.B), window(scoring.window), absent(heads.absent),
+          group(heads.group), scale(scoring.scale), softcap(scoring.softcap) {}
 };
 
 // Some queries of one sequence in the heads of one group, and the segments [segment, segment_end) that they see.

@@ -55,7 +55,8 @@ void score_rows(const float* query, const Tile<T>& tile, int64_t panels, int64_t
 // Turn a row of scores into weights exp(score - max) over keys [begin, end) of the tile, zero elsewhere, and scale what
 // the row has summed so far to the new maximum.
 template <bool SCALED>
-void weigh_row(const Scratch& scratch, const State& state, int64_t row, int64_t begin, int64_t end, int64_t D) {
+void weigh_row(const Problem& p, const Scratch& scratch, const State& state, int64_t row, int64_t begin, int64_t end) {
+    const int64_t D = p.D;
     typedef typename Lanes<vec>::i32 ints;
     float* scores = scratch.scores + row * TILE;
     ints lanes;
@@ -65,6 +66,7 @@ void weigh_row(const Scratch& scratch, const State& state, int64_t row, int64_t 
     for (int v = 0; v < TILE / W; v++) {
         vec score = load<vec>(scores + v * W);
         if (SCALED) score *= load<vec>(scratch.key_scales + v * W);
+        if (p.softcap > 0.0f) score = p.softcap * tanh_lanes(score / p.softcap);
         masked[v] = select(seen(v), score, splat<vec>(NEVER));
         best = select(masked[v] > best, masked[v], best);
     }
@@ -166,7 +168,7 @@ void attend_tile(const Problem& p, const Item& item, int64_t start, const Viewer
         const auto [begin, end] = keys_of(query);
         const int64_t row = query * group_size;
         for (int64_t h = 0; h < group_size && begin < end; h++)
-            weigh_row<SCALED>(scratch, state, row + h, begin, end, p.D);
+            weigh_row<SCALED>(p, scratch, state, row + h, begin, end);
         add_values(scratch, state, tile, row, row + group_size, begin, std::min(common, end), p.D);
     }
     add_values(scratch, state, tile, viewers.from * group_size, row_end, common, common_end, p.D);

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer, bytes_per_block, quantise
 from model_runtime.ops import load_ops
-from model_runtime.ops.registry import HeadShape, Ops, PackedWeight
+from model_runtime.ops.registry import HeadShape, Ops, PackedWeight, Scoring
 from model_runtime.quantized import QuantizedFormat, quantize
 
 SHAPES_NK = ((1536, 576), (576, 1536), (49152, 576))
@@ -22,6 +22,7 @@ QUANTIZED: tuple[QuantizedFormat, ...] = ("q8_0", "q4_0")
 KV_TYPES = (*STORAGE_TYPES, torch.int8)
 SECONDS_PER_CASE = 0.3
 HEADS = HeadShape(num_heads=9, num_kv_heads=3, head_dim=64)
+SCORING = Scoring(scale=0.125)
 BLOCK_SIZE = 16
 
 
@@ -97,8 +98,8 @@ def end_of_context(
 def bench_attention(ops: Ops, reference: Ops, sequences: int, queries: int, context: int, dtype: torch.dtype) -> None:
     """One row: rates count the keys that a query sees, and each stored key and value once per sequence."""
     batch, kv, qkv = end_of_context(sequences, queries, context, dtype)
-    ours = best_seconds(lambda: ops.paged_attention(qkv, kv, batch, HEADS, 0.125, 0))
-    theirs = best_seconds(lambda: reference.paged_attention(qkv, kv, batch, HEADS, 0.125, 0))
+    ours = best_seconds(lambda: ops.paged_attention(qkv, kv, batch, HEADS, SCORING))
+    theirs = best_seconds(lambda: reference.paged_attention(qkv, kv, batch, HEADS, SCORING))
     seen = sequences * queries * (context - (queries - 1) / 2)
     gflops = 4 * seen * HEADS.num_heads * HEADS.head_dim / ours / 1e9
     gbytes = sequences * context * token_bytes(dtype) / ours / 1e9

@@ -18,7 +18,23 @@ template <class Function> void for_rows(int64_t rows, int64_t numbers, Function 
     });
 }
 
-void norm_row(const float* x, const float* weight, float eps, int64_t K, float* y) {
+// y = x less its mean.
+void center_row(const float* x, int64_t K, float* y) {
+    v8 even{}, odd{};
+    int64_t k = 0;
+    for (; k + 16 <= K; k += 16) {
+        even += load<v8>(x + k);
+        odd += load<v8>(x + k + 8);
+    }
+    float sum = lane_sum(even + odd);
+    for (; k < K; k++) sum += x[k];
+    const float mean = sum / float(K);
+    for (k = 0; k < K; k++) y[k] = x[k] - mean;
+}
+
+// y may be x.
+void norm_row(const float* x, const float* weight, float eps, int64_t K, float* y, bool centered = false) {
+    if (centered) center_row(x, K, y), x = y;
     v8 even{}, odd{};
     int64_t k = 0;
     for (; k + 16 <= K; k += 16) {
@@ -130,20 +146,26 @@ void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C, con
     for_rows(T, T * C * 2, [&](int64_t row) {
         float *sum = x + row * C, *result = norms.result + row * C;
         if (norms.add) {
-            if (norms.result_norm) norm_row(result, norms.result_norm, norms.eps, C, result);
-            for (int64_t k = 0; k < C; k++) sum[k] += result[k];
+            if (norms.result_norm) norm_row(result, norms.result_norm, norms.eps, C, result, norms.centered);
+            for (int64_t k = 0; k < C; k++) sum[k] += norms.scale * result[k];
         }
-        if (!norms.next_norm) return;
+        if (!norms.next) return;
         float* normed = rows.quantized ? result : rows.floats + row * C;
-        norm_row(sum, norms.next_norm, norms.eps, C, normed);
+        norms.next_norm ? norm_row(sum, norms.next_norm, norms.eps, C, normed, norms.centered)
+                        : void(std::copy_n(sum, C, normed));
         if (rows.quantized) quantize_row(normed, row, C, rows.integers);
     });
 }
 
-void qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, int64_t T, const Heads& heads) {
+void qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, bool whole, int64_t T,
+             const Heads& heads) {
     const int64_t H = heads.H, G = heads.G, D = heads.D;
     for_rows(T, T * (H + G) * D, [=](int64_t t) {
         float* row = qkv + t * (H + 2 * G) * D;
+        if (whole) {
+            norm_row(row, q_weight, eps, H * D, row);
+            return norm_row(row + H * D, k_weight, eps, G * D, row + H * D);
+        }
         for (int64_t h = 0; h < H + G; h++) norm_row(row + h * D, h < H ? q_weight : k_weight, eps, D, row + h * D);
     });
 }
@@ -188,13 +210,13 @@ int64_t fl_embedding(const int32_t* ids, const void* table, int64_t storage, int
     return 0;
 }
 
-void fl_rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t K, float* y) {
-    for_rows(rows, rows * K, [=](int64_t row) { norm_row(x + row * K, weight, eps, K, y + row * K); });
+void fl_norm(const float* x, const float* weight, float eps, int64_t centered, int64_t rows, int64_t K, float* y) {
+    for_rows(rows, rows * K, [=](int64_t row) { norm_row(x + row * K, weight, eps, K, y + row * K, centered); });
 }
 
-void fl_qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, int64_t T, int64_t H, int64_t G,
-                int64_t D) {
-    qk_norm(qkv, q_weight, k_weight, eps, T, {H, G, D});
+void fl_qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, int64_t whole, int64_t T, int64_t H,
+                int64_t G, int64_t D) {
+    qk_norm(qkv, q_weight, k_weight, eps, whole, T, {H, G, D});
 }
 
 void fl_silu_mul(const float* gate_up, int64_t rows, int64_t F, float* y) {
@@ -207,12 +229,13 @@ void fl_gelu_tanh_mul(const float* gate_up, int64_t rows, int64_t F, float* y) {
              [=](int64_t row) { gate_row<gelu_tanh>(gate_up + row * 2 * F, gate_up + row * 2 * F + F, F, y + row * F); });
 }
 
-// kind: 0 gelu, 1 gelu with tanh, 2 quick gelu, 3 silu.
+// kind: 0 gelu, 1 gelu with tanh, 2 quick gelu, 3 silu, 4 tanh.
 void fl_activate(const float* x, int64_t kind, int64_t count, float* y) {
     if (kind == 0) activate<gelu>(x, count, y);
     if (kind == 1) activate<gelu_tanh>(x, count, y);
     if (kind == 2) activate<quick_gelu>(x, count, y);
     if (kind == 3) activate<silu>(x, count, y);
+    if (kind == 4) activate<tanh_lanes<v8>>(x, count, y);
 }
 
 int64_t fl_rope_and_cache(float* qkv, const float* cos, const float* sin, int64_t P, int64_t R, int64_t interleaved,

@@ -39,9 +39,16 @@ struct KVLayer {
 // Rotate queries and keys of qkv [T][(H + 2 G) D] in place, and write keys and values to the batch's slots.
 bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const KVLayer& kv, const Heads& heads);
 
-// out[T][H D]: attention of each query over the keys of its sequence; a window > 0 hides older keys.
-bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, float scale,
-                     int64_t window, float* out);
+// How a query weighs keys: products times `scale`, through softcap * tanh(score / softcap) if softcap > 0; a window > 0
+// hides older keys.
+struct Scoring {
+    float scale, softcap;
+    int64_t window;
+};
+
+// out[T][H D]: attention of each query over the keys of its sequence.
+bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads,
+                     const Scoring& scoring, float* out);
 
 // Rows [T][K] that a product reads: floats, or in the same memory integers where the matrix wants them.
 struct ProductRows {
@@ -54,19 +61,23 @@ struct ProductRows {
     }
 };
 
-// What happens to hidden states x[T][C] between two blocks, in one pass: x += result, or += norm(result) where it has a
-// norm of its own, then rows = norm(x) for the block that comes next. Overwrites `result`.
+// What happens to hidden states x[T][C] between two blocks, in one pass: x += scale * result, or norm(result) in its place
+// where it has a norm of its own, then rows = norm(x) for the block that comes next. Overwrites `result`.
 struct ResidualNorm {
     float* result;
     bool add;                  // false: there is no block before
     const float* result_norm;  // or null
-    const float* next_norm;    // null: there is no block behind
-    float eps;
+    bool next;                 // false: there is no block behind, or it takes what the one before took
+    const float* next_norm;    // null: it takes x
+    float scale, eps;
+    bool centered;             // norms subtract the mean first
 };
 void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C, const ProductRows& rows);
 
-// norm of every query head and every key head of qkv [T][(H + 2 G) D], in place.
-void qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, int64_t T, const Heads& heads);
+// norm of every query head and every key head of qkv [T][(H + 2 G) D], or of all query heads and all key heads of a row
+// together, in place.
+void qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, bool whole, int64_t T,
+             const Heads& heads);
 
 // rows [T][F] = silu, or gelu with tanh, of the first F numbers of a row times its last F. Overwrites `gate_up`.
 void gate(float* gate_up, bool gelu, int64_t T, int64_t F, const ProductRows& rows);

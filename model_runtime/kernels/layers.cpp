@@ -17,14 +17,17 @@ struct Layer {
     Matrix qkv, output, gate_up, down;
     const float *attention_norm, *attention_result_norm, *mlp_norm, *mlp_result_norm, *query_norm, *key_norm;
     Heads heads;
-    int64_t window, local_rope, gelu;
-    float scale, eps;
+    Scoring scoring;
+    int64_t whole_qk_norm, other_rope, gelu;
+    int64_t centered;  // norms of hidden states subtract the mean first
+    int64_t parallel;  // the feed-forward block takes what attention takes
+    float residual_scale, eps;
 };
 
 // What all layers of a step share.
 struct Step {
     StepBatch batch;
-    Rope rope, local_rope;
+    Rope rope, other_rope;
     float* workspace;        // of fl_workspace bytes, aligned to 64
     Collective* collective;  // of the ranks that have parts of the layers, or null
 };
@@ -72,12 +75,13 @@ void multiply(const Matrix& w, const ProductRows& rows, int64_t T, float* y) {
 bool before_attention(const Layer& layer, const KVLayer& kv, const Step& step, Rows rows) {
     const Workspace at(layer, step, rows);
     multiply(layer.qkv, {layer.qkv, rows.count, at.normed}, rows.count, at.qkv);
-    if (layer.query_norm) qk_norm(at.qkv, layer.query_norm, layer.key_norm, layer.eps, rows.count, layer.heads);
+    if (layer.query_norm)
+        qk_norm(at.qkv, layer.query_norm, layer.key_norm, layer.eps, layer.whole_qk_norm, rows.count, layer.heads);
     StepBatch batch = step.batch;
     batch.rope_rows += rows.row;
     batch.slots += rows.row;
     batch.T = rows.count;
-    return rope_and_cache(at.qkv, layer.local_rope ? step.local_rope : step.rope, batch, kv, layer.heads);
+    return rope_and_cache(at.qkv, layer.other_rope ? step.other_rope : step.rope, batch, kv, layer.heads);
 }
 
 // A block's result [count] in all ranks together.
@@ -95,14 +99,18 @@ int64_t after_attention(const Layer& layer, const Layer* next, const Step& step,
     if (mixed.quantized) quantize_rows(at.mixed, T, layer.output.K, mixed.integers);
     multiply(layer.output, mixed, T, at.result);
     if (const int64_t lost = sum_of_ranks(step, at.result, T * C)) return lost;
-    const ResidualNorm middle{at.result, true, layer.attention_result_norm, layer.mlp_norm, layer.eps};
+    const float scale = layer.residual_scale, eps = layer.eps;
+    const bool centered = layer.centered;
+    const ResidualNorm middle{at.result, true,  layer.attention_result_norm, !layer.parallel, layer.mlp_norm,
+                              scale,     eps,   centered};
     add_and_norm(x, middle, T, C, {layer.gate_up, T, at.normed});
     multiply(layer.gate_up, {layer.gate_up, T, at.normed}, T, at.gate_up);
     const ProductRows product(layer.down, T, at.product);
     gate(at.gate_up, layer.gelu, T, layer.down.K, product);
     multiply(layer.down, product, T, at.result);
     if (const int64_t lost = sum_of_ranks(step, at.result, T * C)) return lost;
-    const ResidualNorm end{at.result, true, layer.mlp_result_norm, next ? next->attention_norm : nullptr, layer.eps};
+    const float* next_norm = next ? next->attention_norm : nullptr;
+    const ResidualNorm end{at.result, true, layer.mlp_result_norm, next != nullptr, next_norm, scale, eps, centered};
     add_and_norm(x, end, T, C, {next ? next->qkv : layer.qkv, T, at.normed});
     return 0;
 }
@@ -146,7 +154,8 @@ int64_t fl_run_layers(const Layer* layers, const KVLayer* caches, int64_t count,
     std::atomic<int64_t> failure = 0;
     for_parts(*step, [&](Rows rows) {
         const Workspace at(*layers, *step, rows);
-        const ResidualNorm begin{at.result, false, nullptr, layers->attention_norm, layers->eps};
+        const ResidualNorm begin{at.result, false, nullptr, true, layers->attention_norm, 1.0f, layers->eps,
+                                 bool(layers->centered)};
         add_and_norm(x + rows.row * C, begin, rows.count, C, {layers->qkv, rows.count, at.normed});
         if (!before_attention(*layers, *caches, *step, rows)) failure = OUT_OF_RANGE;
     });
@@ -154,7 +163,7 @@ int64_t fl_run_layers(const Layer* layers, const KVLayer* caches, int64_t count,
         const Layer &layer = layers[index], *next = index + 1 < count ? &layer + 1 : nullptr;
         const Workspace at(layer, *step, {0, batch.T});
         if (failure) return failure;
-        if (!paged_attention(at.qkv, caches[index], batch, layer.heads, layer.scale, layer.window, at.mixed))
+        if (!paged_attention(at.qkv, caches[index], batch, layer.heads, layer.scoring, at.mixed))
             return OUT_OF_RANGE;
         for_parts(*step, [&](Rows rows) {
             if (failure) return;

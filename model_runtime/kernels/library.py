@@ -24,13 +24,13 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pack_quantized": (None, (P, P, N, N, N)),
     "quantized_bytes": (N, (N, N, N)),
     "embedding": (N, (P, P, N, N, N, N, P)),
-    "rms_norm": (None, (P, P, F, N, N, P)),
-    "qk_norm": (None, (P, P, P, F, N, N, N, N)),
+    "norm": (None, (P, P, F, N, N, N, P)),
+    "qk_norm": (None, (P, P, P, F, N, N, N, N, N)),
     "silu_mul": (None, (P, N, N, P)),
     "gelu_tanh_mul": (None, (P, N, N, P)),
     "activate": (None, (P, N, N, P)),
     "rope_and_cache": (N, (P, P, P, N, N, N, P, P, P, P, P, N, N, N, N, N, N, N)),
-    "paged_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, N, N, N, N, N, N, N, F, N)),
+    "paged_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, N, N, N, N, N, N, N, F, N, F)),
     "workspace": (N, (P, N, N)),
     "run_layers": (N, (P, P, N, P, P)),
     "join": (N, (P,)),
@@ -54,7 +54,7 @@ class Library:
     pack_quantized: Callable[..., Any]
     quantized_bytes: Callable[..., Any]
     embedding: Callable[..., Any]
-    rms_norm: Callable[..., Any]
+    norm: Callable[..., Any]
     qk_norm: Callable[..., Any]
     silu_mul: Callable[..., Any]
     gelu_tanh_mul: Callable[..., Any]

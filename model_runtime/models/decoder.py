@@ -64,7 +64,7 @@ class Decoder:
         place = self.collectives.rank, self.collectives.size
         assert (self.share.rank, self.share.size) == place, "another rank's share"
         self.rotations = Rotations(config.rope, max_model_len, device)
-        self.local_table = None if config.local_rope is None else rope_table(config.local_rope, max_model_len, device)
+        self.other_table = None if config.other_rope is None else rope_table(config.other_rope, max_model_len, device)
         self.embedding = parameters.matrices.get("embedding")
         """None, as is the output matrix, where the first layer is in another stage."""
         self.own = self.share.narrowed(config)
@@ -84,7 +84,7 @@ class Decoder:
         """[T, C]: the output of layer `num_layers` - 1; later ones are not run."""
         x_TC = self._embedded(batch)
         batch, rope = self.rotations.of_step(batch)
-        ropes = rope, rope if self.local_table is None else self.local_table
+        ropes = rope, rope if self.other_table is None else self.other_table
         done, deepest = 0, max((len(images.deepstack_NC) for images in batch.images), default=0)
         for end in sorted({*range(1, min(deepest, num_layers) + 1), num_layers}):
             x_TC = self.stack.run(x_TC, range(done, end), ropes, batch, kv)
@@ -98,7 +98,7 @@ class Decoder:
         """[T, C]: as `forward`, of a later stage, from the output of the layer before; may change x_TC."""
         assert not batch.images, "features of images come in where tokens do"
         batch, rope = self.rotations.of_step(batch)
-        ropes = rope, rope if self.local_table is None else self.local_table
+        ropes = rope, rope if self.other_table is None else self.other_table
         return self.stack.run(x_TC, range(len(self.layers)), ropes, batch, kv)
 
     def _embedded(self, batch: Batch) -> Tensor:
@@ -134,7 +134,7 @@ class Decoder:
     def output(self, normed_RC: Tensor) -> Tensor:
         """[R, V] float32: the output matrix, as in `logits`."""
         assert self.head is not None, "a model without an output matrix is asked for logits"
-        part_RV = self.ops.linear(normed_RC, self.head, None).float()
+        part_RV = self._scaled(self.ops.linear(normed_RC, self.head, None).float())
         if self.collectives.size == 1:
             return part_RV
         num_rows = len(part_RV)
@@ -143,4 +143,12 @@ class Decoder:
 
     def final_norm(self, hidden_RC: Tensor) -> Tensor:
         """[R, C] for rows of forward's result."""
-        return self.ops.rms_norm(hidden_RC, self.norm_C, self.config.rms_norm_eps)
+        norm = self.ops.rms_norm if self.config.norm == "rms" else self.ops.layer_norm
+        return norm(hidden_RC, self.norm_C, self.config.rms_norm_eps)
+
+    def _scaled(self, logits_RV: Tensor) -> Tensor:
+        """As the architecture says, some in place."""
+        if self.config.logit_scale != 1.0:
+            logits_RV *= self.config.logit_scale
+        cap = self.config.logit_softcap
+        return self.ops.activate(logits_RV / cap, "tanh").mul_(cap) if cap else logits_RV

@@ -1,57 +1,16 @@
-"""What distinguishes one family of models from another: tables of names and flags, not code.
+"""Which families of models there are: a table of names and flags, not code. A new family is a new row.
 
-Read by `hf_config.py` and `weights/gguf_config.py` in the engine process; does not import torch. A new family is a new
-row; a block that no row can describe yet is a new field here and in `ModelConfig`.
+Read by `hf_config.py` and `weights/gguf_config.py` in the engine process; does not import torch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """One `model_type` of Hugging Face's config.json. A flag is fixed, or a string: the config key that decides it."""
-
-    qkv_bias: bool | str = False
-    output_bias: bool | str = False
-    mlp_bias: bool | str = False
-    qk_norm: bool = False
-    """Each query and key head is RMS-normalised before it is rotated."""
-    windows: Literal["none", "all_layers", "by_layer", "by_type"] = "none"
-    """Which layers attend to `sliding_window` keys only. by_layer: as `layer_types` says, or under
-    `use_sliding_window` the layers from `max_window_layers` on. by_type: as `layer_types` says, or all but every
-    `sliding_window_pattern`-th."""
-    is_gemma: bool = False
-    """Gemma 3: norm weights less 1, sandwich norms, scaled embeddings, tanh GELU under the key `hidden_activation`,
-    scores scaled by `query_pre_attn_scalar`."""
-    is_deepseek: bool = False
-    """DeepSeek-V3: latent attention and a mixture of experts."""
-    local_rope: bool = False
-    """Layers with a sliding window have rope parameters of their own."""
-    mrope_sections: tuple[int, int, int] | None = None
-    """For models whose rotations count rows and columns of images: the sections of a file that names none."""
-    mrope_interleaved: bool = False
-    sizes: Mapping[str, object] = field(default_factory=dict)
-    """Sizes that the text_config of a vision-language model may leave out."""
-    defaults: Mapping[str, object] = field(default_factory=dict)
-    """Values of config keys that a file may leave out, where they differ from hf_config.COMMON_DEFAULTS."""
-
-
-def _sizes(vocabulary: int, hidden: int, intermediate: int, layers: int, heads: int, positions: int) -> dict[str, int]:
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": positions,
-    }
-
+from model_runtime.models.families_dense import DENSE
+from model_runtime.models.family import Family, sizes
 
 DEEPSEEK_V3 = Family(
     is_deepseek=True,
-    sizes=_sizes(129280, 7168, 18432, 61, 128, 4096)
+    sizes=sizes(129280, 7168, 18432, 61, 128, 4096)
     | {
         "first_k_dense_replace": 3,
         "kv_lora_rank": 512,
@@ -73,46 +32,79 @@ DEEPSEEK_V3 = Family(
 """Also what Kimi K2 is, which names itself apart."""
 
 FAMILIES: Mapping[str, Family] = {
+    **DENSE,
     "deepseek_v3": DEEPSEEK_V3,
     "kimi_k2": DEEPSEEK_V3,
     "llama": Family(
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         mlp_bias="mlp_bias",
-        sizes=_sizes(32000, 4096, 11008, 32, 32, 2048),
+        sizes=sizes(32000, 4096, 11008, 32, 32, 2048),
         defaults={"eos_token_id": 2},
     ),
     "mistral": Family(
         windows="all_layers",
-        sizes=_sizes(32000, 4096, 14336, 32, 32, 131072),
+        sizes=sizes(32000, 4096, 14336, 32, 32, 131072),
+        defaults={"eos_token_id": 2, "num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    "ministral": Family(
+        windows="all_or_by_type",
+        sizes=sizes(32000, 4096, 14336, 32, 32, 131072),
         defaults={"eos_token_id": 2, "num_key_value_heads": 8, "sliding_window": 4096},
     ),
     "qwen2": Family(
         qkv_bias=True,
         windows="by_layer",
-        sizes=_sizes(151936, 4096, 22016, 32, 32, 32768),
+        sizes=sizes(151936, 4096, 22016, 32, 32, 32768),
         defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
     ),
     "qwen3": Family(
         qkv_bias="attention_bias",
         output_bias="attention_bias",
-        qk_norm=True,
+        qk_norm="head",
         windows="by_layer",
-        sizes=_sizes(151936, 4096, 22016, 32, 32, 32768),
+        sizes=sizes(151936, 4096, 22016, 32, 32, 32768),
         defaults={"head_dim": 128, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
+    ),
+    "gemma2": Family(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        norm_places="around",
+        windows="by_type",
+        is_gemma=True,
+        scales=("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"),
+        refused={"use_bidirectional_attention": False},
+        sizes=sizes(256000, 2304, 9216, 26, 8, 8192),
+        defaults={
+            "attn_logit_softcapping": 50.0,
+            "eos_token_id": 1,
+            "final_logit_softcapping": 30.0,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "num_key_value_heads": 4,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 2,
+            "tie_word_embeddings": True,
+        },
     ),
     "gemma3_text": Family(
         qkv_bias="attention_bias",
         output_bias="attention_bias",
-        qk_norm=True,
+        qk_norm="head",
         windows="by_type",
+        norm_places="around",
         is_gemma=True,
         local_rope=True,
-        sizes=_sizes(262208, 2304, 9216, 26, 8, 131072),
-        defaults={
+        scales=("query_pre_attn_scalar",),
+        refused={
             "attn_logit_softcapping": None,
-            "eos_token_id": 1,
             "final_logit_softcapping": None,
+            "use_bidirectional_attention": False,
+        },
+        sizes=sizes(262208, 2304, 9216, 26, 8, 131072),
+        defaults={
+            "eos_token_id": 1,
             "head_dim": 256,
             "hidden_activation": "gelu_pytorch_tanh",
             "num_key_value_heads": 4,
@@ -122,14 +114,13 @@ FAMILIES: Mapping[str, Family] = {
             "sliding_window": 4096,
             "sliding_window_pattern": 6,
             "tie_word_embeddings": True,
-            "use_bidirectional_attention": False,
         },
     ),
     "qwen2_vl_text": Family(
         qkv_bias=True,
         windows="by_layer",
         mrope_sections=(16, 24, 24),
-        sizes=_sizes(152064, 8192, 29568, 80, 64, 32768),
+        sizes=sizes(152064, 8192, 29568, 80, 64, 32768),
         defaults={
             "eos_token_id": 151645,
             "max_window_layers": 80,
@@ -142,10 +133,10 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_vl_text": Family(
         qkv_bias="attention_bias",
         output_bias="attention_bias",
-        qk_norm=True,
+        qk_norm="head",
         mrope_sections=(24, 20, 20),
         mrope_interleaved=True,
-        sizes=_sizes(151936, 4096, 22016, 32, 32, 128000),
+        sizes=sizes(151936, 4096, 22016, 32, 32, 128000),
         defaults={"head_dim": 128, "num_key_value_heads": 32, "rope_theta": 500000.0},
     ),
 }

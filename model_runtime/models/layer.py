@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from model_runtime.architecture import ModelConfig
+from model_runtime.architecture import ModelConfig, NormPlaces
 from model_runtime.batch import Batch
 from model_runtime.blocks.attention import Attention, attention_table
 from model_runtime.blocks.mla import LatentAttentionBlock, latent_attention_table
@@ -20,18 +20,23 @@ from model_runtime.ops.registry import DenseLayer, LayerStack, Ops, RopeTable
 from model_runtime.parallel import Collectives
 from model_runtime.weights.table import Parameter, Parameters, norm_table
 
-PRE_NORMS: Mapping[str, str] = MappingProxyType(
-    {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-)
-SANDWICH_NORMS: Mapping[str, str] = MappingProxyType(
+NORMS: Mapping[NormPlaces, Mapping[str, str]] = MappingProxyType(
     {
-        "attention_norm": "input_layernorm",
-        "attention_result_norm": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "mlp_result_norm": "post_feedforward_layernorm",
+        "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+        "after": {
+            "attention_result_norm": "post_attention_layernorm",
+            "mlp_result_norm": "post_feedforward_layernorm",
+        },
+        "around": {
+            "attention_norm": "input_layernorm",
+            "attention_result_norm": "post_attention_layernorm",
+            "mlp_norm": "pre_feedforward_layernorm",
+            "mlp_result_norm": "post_feedforward_layernorm",
+        },
+        "parallel": {"attention_norm": "input_layernorm"},
     }
 )
-"""Parameters of a layer and the checkpoint's names for them."""
+"""Norms of a layer and the checkpoint's names for them."""
 
 
 def wide_norm_table(config: ModelConfig, name: str, key: str) -> Parameter:
@@ -42,7 +47,7 @@ def wide_norm_table(config: ModelConfig, name: str, key: str) -> Parameter:
 def layer_table(config: ModelConfig, layer: int) -> list[Parameter]:
     """The parameters of a layer, in the order in which they are loaded."""
     name, key = f"layers.{layer}", f"model.layers.{layer}"
-    norms = SANDWICH_NORMS if config.sandwich_norms else PRE_NORMS
+    norms = NORMS[config.norm_places]
     attention = attention_table if config.latent is None else latent_attention_table
     feed_forward = moe_table if _has_experts(config, layer) else mlp_table
     return [
@@ -57,51 +62,55 @@ def _has_experts(config: ModelConfig, layer: int) -> bool:
 
 
 class Layer:
-    """x + attention(norm(x)), then x + mlp(norm(x)); in a sandwich, each summand passes a norm of its own."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the norms are where `NormPlaces` says."""
 
     def __init__(self, config: ModelConfig, layer: int, parameters: Parameters, collectives: Collectives) -> None:
         """`config` is as wide as this rank's part of the layer."""
         self._collectives = collectives
         name, vectors = f"layers.{layer}", parameters.vectors
-        self.eps = config.rms_norm_eps
-        self.is_local = config.local_rope is not None and config.sliding_windows[layer] > 0
-        self.attention_norm_C = vectors[f"{name}.attention_norm"]
+        self.norm, self.eps = config.norm, config.rms_norm_eps
+        self.parallel, self.residual_scale = config.norm_places == "parallel", config.residual_scale
+        self.has_other_rope = bool(config.other_rope_layers) and config.other_rope_layers[layer]
+        self.attention_norm_C = vectors.get(f"{name}.attention_norm")
         self.attention: Attention | LatentAttentionBlock
         if config.latent is None:
-            self.attention = Attention(config, layer, f"{name}.attention", parameters)
+            self.attention = Attention(config, layer, f"{name}.attention", parameters, collectives)
         else:
             self.attention = LatentAttentionBlock(config, f"{name}.attention", parameters)
         self.attention_result_norm_C = vectors.get(f"{name}.attention_result_norm")
-        self.mlp_norm_C = vectors[f"{name}.mlp_norm"]
+        self.mlp_norm_C = vectors.get(f"{name}.mlp_norm")
         feed_forward = MixtureOfExperts if _has_experts(config, layer) else MLP
         self.mlp = feed_forward(config, f"{name}.mlp", parameters)
         self.mlp_result_norm_C = vectors.get(f"{name}.mlp_result_norm")
 
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:
         """[T, C] -> [T, C]; may change x_TC."""
-        normed_TC = ops.rms_norm(x_TC, self.attention_norm_C, self.eps)
-        x_TC += self._summed(ops, self.attention.forward(ops, normed_TC, rope, batch, kv), self.attention_result_norm_C)
-        normed_TC = ops.rms_norm(x_TC, self.mlp_norm_C, self.eps)
-        x_TC += self._summed(ops, self.mlp.forward(ops, normed_TC), self.mlp_result_norm_C)
+        rows_TC = self._normed(ops, x_TC, self.attention_norm_C)
+        x_TC += self._summed(ops, self.attention.forward(ops, rows_TC, rope, batch, kv), self.attention_result_norm_C)
+        if not self.parallel:
+            rows_TC = self._normed(ops, x_TC, self.mlp_norm_C)
+        x_TC += self._summed(ops, self.mlp.forward(ops, rows_TC), self.mlp_result_norm_C)
         return x_TC
 
     def dense(self) -> DenseLayer | None:
         """The layer as data, if it is of the dense kind."""
         attention, mlp = self.attention, self.mlp
-        if not isinstance(attention, Attention) or not isinstance(mlp, MLP):
+        if not isinstance(attention, Attention) or not isinstance(mlp, MLP) or attention.norms_over_ranks:
             return None
         return DenseLayer(
             eps=self.eps,
+            norm=self.norm,
             attention_norm_C=self.attention_norm_C,
             attention_result_norm_C=self.attention_result_norm_C,
             mlp_norm_C=self.mlp_norm_C,
             mlp_result_norm_C=self.mlp_result_norm_C,
+            parallel=self.parallel,
+            residual_scale=self.residual_scale,
             qkv=attention.qkv,
             head_norms=attention.norms,
             shape=attention.shape,
-            scale=attention.scale,
-            window=attention.window,
-            local_rope=self.is_local,
+            scoring=attention.scoring,
+            other_rope=self.has_other_rope,
             output=attention.output,
             gate_up=mlp.gate_up,
             activation=mlp.activation,
@@ -111,7 +120,14 @@ class Layer:
     def _summed(self, ops: Ops, result_TC: Tensor, weight_C: Tensor | None) -> Tensor:
         """What a block gives in all ranks together, normalised if it has a norm of its own."""
         self._collectives.all_reduce(result_TC)
-        return result_TC if weight_C is None else ops.rms_norm(result_TC, weight_C, self.eps)
+        result_TC = self._normed(ops, result_TC, weight_C)
+        return result_TC if self.residual_scale == 1.0 else result_TC.mul_(self.residual_scale)
+
+    def _normed(self, ops: Ops, x_TC: Tensor, weight_C: Tensor | None) -> Tensor:
+        """x itself where there is no norm."""
+        if weight_C is None:
+            return x_TC
+        return (ops.rms_norm if self.norm == "rms" else ops.layer_norm)(x_TC, weight_C, self.eps)
 
 
 class EagerLayers:
@@ -127,7 +143,7 @@ class EagerLayers:
         assert len(kv) == len(self._layers), f"{len(kv)} caches for {len(self._layers)} layers"
         for index in layers:
             layer = self._layers[index]
-            x_TC = layer.forward(self._ops, x_TC, ropes[layer.is_local], batch, kv[index])
+            x_TC = layer.forward(self._ops, x_TC, ropes[layer.has_other_rope], batch, kv[index])
         return x_TC
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.registry import Activation, HeadShape, PackedWeight, RopeTable, register
+from model_runtime.ops.registry import Activation, HeadShape, PackedWeight, RopeTable, Scoring, register
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix, dequantize
 
 PANEL = 16
@@ -27,7 +27,7 @@ QUANTIZED_STORAGE: Mapping[QuantizedFormat, int] = {"q8_0": 3, "q4_0": 4, "q4_1"
 """The same for matrices of integers."""
 KV_STORAGE = {**STORAGE, torch.int8: 3}
 """The same for the KV cache."""
-ACTIVATIONS: Mapping[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "silu": 3}
+ACTIVATIONS: Mapping[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "silu": 3, "tanh": 4}
 """How the kernels number the functions."""
 
 
@@ -121,26 +121,36 @@ def embedding(ids_T: Tensor, table: PackedWeight) -> Tensor:
 @register("rms_norm", "cpu")
 def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight of each row."""
+    return _norm(x_TK, weight_K, eps, centered=False)
+
+
+@register("layer_norm", "cpu")
+def layer_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+    """rms_norm of each row less its mean."""
+    return _norm(x_TK, weight_K, eps, centered=True)
+
+
+def _norm(x_TK: Tensor, weight_K: Tensor, eps: float, *, centered: bool) -> Tensor:
     assert_plain(x_TK, weight_K)
     num_columns = weight_K.numel()
     assert x_TK.shape[-1] == num_columns, f"x has {x_TK.shape[-1]} columns, the weight {num_columns}"
     out_TK = torch.empty_like(x_TK)
     num_rows = x_TK.numel() // num_columns
-    library().rms_norm(x_TK.data_ptr(), weight_K.data_ptr(), eps, num_rows, num_columns, out_TK.data_ptr())
+    library().norm(x_TK.data_ptr(), weight_K.data_ptr(), eps, centered, num_rows, num_columns, out_TK.data_ptr())
     return out_TK
 
 
 @register("qk_norm", "cpu")
-def qk_norm(qkv_TE: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, eps: float, shape: HeadShape) -> None:
-    """rms_norm of every query head and every key head, in place."""
-    assert_plain(qkv_TE, q_weight_D, k_weight_D)
+def qk_norm(qkv_TE: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, shape: HeadShape) -> None:
+    """rms_norm of every query and key head, or of all query heads and all key heads together, in place."""
+    assert_plain(qkv_TE, q_weight, k_weight)
     _assert_heads(qkv_TE, shape)
-    assert q_weight_D.numel() == k_weight_D.numel() == shape.head_dim, "norm weights must have a number per channel"
     library().qk_norm(
         qkv_TE.data_ptr(),
-        q_weight_D.data_ptr(),
-        k_weight_D.data_ptr(),
+        q_weight.data_ptr(),
+        k_weight.data_ptr(),
         eps,
+        norms_whole_rows(q_weight, k_weight, shape),
         qkv_TE.shape[0],
         shape.num_heads,
         shape.num_kv_heads,
@@ -176,7 +186,7 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
 
 
 @register("paged_attention", "cpu")
-def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
+def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scoring: Scoring) -> Tensor:
     """[T, H D]: softmax attention through the block table."""
     assert_plain(qkv_TE)
     _assert_heads(qkv_TE, shape)
@@ -197,8 +207,9 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         shape.absent_heads[0],
         shape.group_size,
         batch.block_size,
-        scale,
-        window,
+        scoring.scale,
+        scoring.window,
+        scoring.softcap,
     )
     assert not failed, "a token is to see keys that its sequence does not have"
     return out_TC
@@ -232,6 +243,14 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     out = torch.empty_like(x)
     library().activate(x.data_ptr(), ACTIVATIONS[activation], x.numel(), out.data_ptr())
     return out
+
+
+def norms_whole_rows(q_weight: Tensor, k_weight: Tensor, shape: HeadShape) -> bool:
+    """Whether weights of `qk_norm` are for all heads together."""
+    sizes, head_dim = (q_weight.numel(), k_weight.numel()), shape.head_dim
+    whole = (shape.num_heads * head_dim, shape.num_kv_heads * head_dim)
+    assert sizes in ((head_dim, head_dim), whole), "norm weights must have a number per channel"
+    return sizes == whole
 
 
 def _assert_heads(qkv_TE: Tensor, shape: HeadShape) -> None:

@@ -22,7 +22,7 @@ from model_runtime.kv_store import KVLayer
 from model_runtime.ops.reference import expanded, split_heads
 from model_runtime.ops.reference import pack_quantized as pack_quantized_reference
 from model_runtime.ops.reference import paged_attention as paged_attention_reference
-from model_runtime.ops.registry import HeadShape, PackedWeight, register
+from model_runtime.ops.registry import HeadShape, PackedWeight, Scoring, register
 from model_runtime.quantized import QuantizedMatrix
 
 PAGE = 256
@@ -65,10 +65,11 @@ def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
 
 
 @register("paged_attention", "cuda")
-def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
+def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scoring: Scoring) -> Tensor:
     """[T, H D]: softmax attention through the block table; by the reference where flash attention cannot."""
-    if batch.visible_ends_T is not None or any(shape.absent_heads) or not suits_flash_attention(qkv_TE.dtype, kv):
-        return paged_attention_reference(qkv_TE, kv, batch, shape, scale, window)
+    by_reference = batch.visible_ends_T is not None or scoring.softcap > 0 or any(shape.absent_heads)
+    if by_reference or not suits_flash_attention(qkv_TE.dtype, kv):
+        return paged_attention_reference(qkv_TE, kv, batch, shape, scoring)
     assert batch.key_starts_S1 is not None, "the batch is not one for a GPU"
     query_THD, _, _ = split_heads(qkv_TE, shape)
     tables_SP = batch.block_tables.view(batch.num_sequences, -1)
@@ -80,8 +81,8 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         batch.key_starts_S1,
         batch.max_query_len,
         tables_SP.shape[1] * batch.block_size,
-        scale=scale,
-        window_size=_window(window, batch.max_query_len),
+        scale=scoring.scale,
+        window_size=_window(scoring.window, batch.max_query_len),
         enable_gqa=shape.num_heads != shape.num_kv_heads,
         seqused_k=batch.kv_lens_S,
         block_table=tables_SP,

@@ -15,7 +15,7 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.cpu import assert_plain, kv_arguments, storage
+from model_runtime.ops.cpu import assert_plain, kv_arguments, norms_whole_rows, storage
 from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Linear, RopeTable, register
 from model_runtime.parallel import Collectives
 from model_runtime.shared_collectives import SharedMemoryCollectives
@@ -37,6 +37,12 @@ class CHeads(Structure):
     """How a row of queries, keys and values is cut."""
 
     _fields_ = (("H", c_int64), ("G", c_int64), ("D", c_int64), ("absent", c_int64), ("group", c_int64))
+
+
+class CScoring(Structure):
+    """A `Scoring`."""
+
+    _fields_ = (("scale", c_float), ("softcap", c_float), ("window", c_int64))
 
 
 class CRope(Structure):
@@ -89,10 +95,13 @@ class CLayer(Structure):
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
         ("heads", CHeads),
-        ("window", c_int64),
-        ("local_rope", c_int64),
+        ("scoring", CScoring),
+        ("whole_qk_norm", c_int64),
+        ("other_rope", c_int64),
         ("gelu", c_int64),
-        ("scale", c_float),
+        ("centered", c_int64),
+        ("parallel", c_int64),
+        ("residual_scale", c_float),
         ("eps", c_float),
     )
 
@@ -103,7 +112,7 @@ class CStep(Structure):
     _fields_ = (
         ("batch", CStepBatch),
         ("rope", CRope),
-        ("local_rope", CRope),
+        ("other_rope", CRope),
         ("workspace", c_void_p),
         ("collective", c_void_p),
     )
@@ -161,7 +170,10 @@ class LayerProgram:
 
 @register("layer_program", "cpu")
 def layer_program(layers: Sequence[DenseLayer], collectives: Collectives) -> LayerStack | None:
-    """Every layer in one call, unless ranks would have to sum outside of it."""
+    """Every layer in one call, unless ranks would have to sum outside of it, or rows for attention and for the
+    feed-forward block beside it would be of two kinds."""
+    if any(layer.parallel and layer.qkv.weight.integer_rows != layer.gate_up.weight.integer_rows for layer in layers):
+        return None
     if collectives.size == 1:
         return LayerProgram(layers, None)
     return LayerProgram(layers, collectives) if isinstance(collectives, SharedMemoryCollectives) else None
@@ -196,13 +208,16 @@ def _layer(layer: DenseLayer) -> CLayer:
         _pointer(layer.attention_result_norm_C),
         _pointer(layer.mlp_norm_C),
         _pointer(layer.mlp_result_norm_C),
-        None if norms is None else _pointer(norms.query_D),
-        None if norms is None else _pointer(norms.key_D),
+        None if norms is None else _pointer(norms.query),
+        None if norms is None else _pointer(norms.key),
         CHeads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.absent_heads[0], shape.group_size),
-        layer.window,
-        layer.local_rope,
+        CScoring(layer.scoring.scale, layer.scoring.softcap, layer.scoring.window),
+        norms is not None and norms_whole_rows(norms.query, norms.key, shape),
+        layer.other_rope,
         layer.activation == "gelu_tanh",
-        layer.scale,
+        layer.norm == "layer",
+        layer.parallel,
+        layer.residual_scale,
         layer.eps,
     )
 

@@ -22,6 +22,7 @@ from model_runtime.ops.registry import (
     LayerStack,
     PackedWeight,
     RopeTable,
+    Scoring,
     register,
 )
 from model_runtime.parallel import Collectives
@@ -84,12 +85,20 @@ def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
     return (normed * weight_K).to(x_TK.dtype)
 
 
+@register("layer_norm", "any")
+def layer_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+    """rms_norm of what differs from the mean (arXiv 1607.06450)."""
+    wide_x = x_TK.to(_wide(x_TK.dtype))
+    return rms_norm(wide_x - wide_x.mean(dim=-1, keepdim=True), weight_K, eps).to(x_TK.dtype)
+
+
 @register("qk_norm", "any")
-def qk_norm(qkv_TE: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, eps: float, shape: HeadShape) -> None:
-    """rms_norm of every query head and every key head, in place."""
+def qk_norm(qkv_TE: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, shape: HeadShape) -> None:
+    """rms_norm of every query and key head, or of all query heads and all key heads together, in place."""
     query_THD, key_TGD, _ = split_heads(qkv_TE, shape)
-    query_THD.copy_(rms_norm(query_THD, q_weight_D, eps))
-    key_TGD.copy_(rms_norm(key_TGD, k_weight_D, eps))
+    for heads, weight in ((query_THD, q_weight), (key_TGD, k_weight)):
+        rows = heads if weight.numel() == shape.head_dim else heads.flatten(1)
+        heads.copy_(rms_norm(rows, weight, eps).view(heads.shape))
 
 
 @register("rope_and_cache", "any")
@@ -110,7 +119,7 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
 
 
 @register("paged_attention", "any")
-def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scale: float, window: int) -> Tensor:
+def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scoring: Scoring) -> Tensor:
     """[T, H D]: softmax(q k^T scale) v of each query over the keys of its own sequence that it sees."""
     query_THD, _, _ = split_heads(qkv_TE, shape)
     before, after = shape.absent_heads
@@ -121,8 +130,8 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         rows = slice(starts[s], starts[s + 1])
         blocks = batch.block_tables[tables[s] : tables[s + 1]]
         key_GDL, value_GLD = _gather(kv, blocks, kv_len)
-        hidden_QL = _hidden(batch, rows, kv_len, window)
-        out_THD[rows] = _attend(query_THD[rows], key_GDL, value_GLD, hidden_QL, scale)
+        hidden_QL = _hidden(batch, rows, kv_len, scoring.window)
+        out_THD[rows] = _attend(query_THD[rows], key_GDL, value_GLD, hidden_QL, scoring)
     return out_THD[:, before : before + shape.num_heads].flatten(1)
 
 
@@ -146,6 +155,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     wide = x.to(_wide(x.dtype))
     if activation == "silu":
         return torch.nn.functional.silu(wide).to(x.dtype)
+    if activation == "tanh":
+        return wide.tanh().to(x.dtype)
     if activation == "quick_gelu":
         return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
     approximate = "tanh" if activation == "gelu_tanh" else "none"
@@ -197,13 +208,15 @@ def _hidden(batch: Batch, rows: slice, num_keys: int, window: int) -> Tensor:
     return (key_L < begin_Q[:, None]) | (key_L >= end_Q[:, None])
 
 
-def _attend(query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, hidden_QL: Tensor, scale: float) -> Tensor:
+def _attend(query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, hidden_QL: Tensor, scoring: Scoring) -> Tensor:
     """[Q, H, D]: masked attention of one sequence, dense. Heads of a group share a key/value head."""
     wide = _wide(query_QHD.dtype)
     num_queries, num_heads, head_dim = query_QHD.shape
     num_groups, _, num_keys = key_GDL.shape
     query_GxD = query_QHD.transpose(0, 1).reshape(num_groups, -1, head_dim).to(wide)
-    scores = (query_GxD @ key_GDL.to(wide) * scale).view(num_heads, num_queries, num_keys)
+    scores = (query_GxD @ key_GDL.to(wide) * scoring.scale).view(num_heads, num_queries, num_keys)
+    if scoring.softcap:
+        scores = (scores / scoring.softcap).tanh() * scoring.softcap
     weights = scores.masked_fill(hidden_QL, float("-inf")).softmax(dim=-1).view(num_groups, -1, num_keys)
     out_HQD = (weights @ value_GLD.to(wide)).view(num_heads, num_queries, head_dim)
     return out_HQD.transpose(0, 1).to(query_QHD.dtype)

@@ -23,7 +23,7 @@ from model_runtime.parallel import Collectives
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from scheduler.plan import RowLogprobs, SampleRows, ScoreRows
 
-Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
 GatedActivation = Literal["silu", "gelu_tanh"]
 
 
@@ -86,11 +86,23 @@ class RopeTable:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS-norm weights [D] of query and key heads."""
+    """RMS-norm weights of queries and keys: of a head [D], or of all heads together [H D] and [G D]."""
 
-    query_D: Tensor
-    key_D: Tensor
+    query: Tensor
+    key: Tensor
     eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """How a query weighs keys."""
+
+    scale: float
+    """What its products with them are multiplied with."""
+    window: int = 0
+    """> 0: a query at p sees keys from p - window + 1 on."""
+    softcap: float = 0.0
+    """> 0: a score s becomes softcap * tanh(s / softcap)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,16 +111,19 @@ class DenseLayer:
     decoder's layer and its blocks."""
 
     eps: float
-    attention_norm_C: Tensor
+    norm: Literal["rms", "layer"]
+    attention_norm_C: Tensor | None
     attention_result_norm_C: Tensor | None
-    mlp_norm_C: Tensor
+    mlp_norm_C: Tensor | None
     mlp_result_norm_C: Tensor | None
+    parallel: bool
+    """The feed-forward block takes what attention takes."""
+    residual_scale: float
     qkv: Linear
     head_norms: HeadNorms | None
     shape: HeadShape
-    scale: float
-    window: int
-    local_rope: bool
+    scoring: Scoring
+    other_rope: bool
     """Rotates by the second table of a step."""
     output: Linear
     gate_up: Linear
@@ -123,7 +138,7 @@ class LayerStack(Protocol):
         self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: list[KVLayer]
     ) -> Tensor:
         """[T, C] -> [T, C] through some layers in order; may change x_TC. `ropes` are the step's table and that of the
-        layers with local rotations; `kv` has an entry for every layer of the decoder and is never changed."""
+        layers with other rotations; `kv` has an entry for every layer of the decoder and is never changed."""
         ...
 
 
@@ -141,14 +156,17 @@ class Ops:
     """(ids int32 [T], table [V, K]) -> [T, K] in the computing dtype."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x [T, K], weight [K], eps) -> x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467)."""
+    layer_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """rms_norm of x - mean(x) (arXiv 1607.06450, without bias)."""
     qk_norm: Callable[[Tensor, Tensor, Tensor, float, HeadShape], None]
-    """(qkv [T, E], q_weight [D], k_weight [D], eps, shape): rms_norm of each query and key head, in place."""
+    """(qkv [T, E], q_weight, k_weight, eps, shape): rms_norm of each query and key head by weights [D], or of all query
+    heads and all key heads of a token by weights [H D] and [G D], in place."""
     rope_and_cache: Callable[[Tensor, RopeTable, Batch, KVLayer, HeadShape], None]
     """(qkv [T, E], rope, batch, kv, shape): rotate queries and keys in place, write keys and values to the slots."""
-    paged_attention: Callable[[Tensor, KVLayer, Batch, HeadShape, float, int], Tensor]
-    """(qkv [T, E], kv, batch, shape, scale, window) -> [T, H D]: causal softmax attention of each query over the keys
-    of its own sequence, read through its block table; window > 0 lets a query at p see keys from p - window + 1 on. It
-    sees them up to p, or where the batch has `visible_ends_T` up to that (Gemma 3: the end of the query's image)."""
+    paged_attention: Callable[[Tensor, KVLayer, Batch, HeadShape, Scoring], Tensor]
+    """(qkv [T, E], kv, batch, shape, scoring) -> [T, H D]: causal softmax attention of each query over the keys of its
+    own sequence, read through its block table. A query at p sees keys up to p, or where the batch has `visible_ends_T`
+    up to that (Gemma 3: the end of the query's image)."""
     silu_mul: Callable[[Tensor], Tensor]
     """[T, 2 F] -> [T, F] = silu(first half) * second half."""
     gelu_tanh_mul: Callable[[Tensor], Tensor]

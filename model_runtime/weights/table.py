@@ -96,9 +96,9 @@ def linear_table(
     return table
 
 
-def norm_table(name: str, key: str, width: int, *, less_one: bool) -> Parameter:
+def norm_table(name: str, key: str, width: int, *, less_one: bool, split: Axis | None = None) -> Parameter:
     """The weight of a norm, which the checkpoint holds under `key`.weight; less 1 if so said."""
-    return Parameter(name=name, slots=(Slot(f"{key}.weight", width),), added=1.0 if less_one else 0.0)
+    return Parameter(name=name, slots=(Slot(f"{key}.weight", width, split),), added=1.0 if less_one else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ MODEL = ModelConfig(
     qkv_bias=False,
     output_bias=False,
     mlp_bias=False,
-    qk_norm=False,
     tie_word_embeddings=True,
     eos_token_ids=(2,),
 )

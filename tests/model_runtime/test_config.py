@@ -45,7 +45,8 @@ def test_minimal_llama_takes_transformers_defaults() -> None:
     assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
     assert config.rope == RopeConfig(theta=10000.0, rotary_dim=16)
     assert config.eos_token_ids == (2,)
-    assert not (config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm)
+    assert not (config.qkv_bias or config.output_bias or config.mlp_bias)
+    assert (config.qk_norm, config.norm_places) == ("none", "before")
     assert not config.tie_word_embeddings
 
 
@@ -79,6 +80,7 @@ def test_both_spellings_of_rope() -> None:
         {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 16, "beta_slow": 2},
         {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "beta_fast": None},
         {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "longrope", "short_factor": [1.5] * 32, "long_factor": [9.0] * 32},
     ],
 )
 def test_frequencies_equal_transformers(parameters: dict[str, object]) -> None:
@@ -86,7 +88,7 @@ def test_frequencies_equal_transformers(parameters: dict[str, object]) -> None:
     config = LlamaConfig(**(SMALL | {"head_dim": 64, "max_position_embeddings": 8192, "rope_parameters": dict(rope)}))
     expected, attention_factor = ROPE_INIT_FUNCTIONS[str(parameters["rope_type"])](config, torch.device("cpu"))
     ours = read_hf_config(config.to_dict(), None).rope
-    torch.testing.assert_close(inverse_frequencies(ours), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(inverse_frequencies(ours, 4096), expected, rtol=1e-6, atol=0)
     assert math.isclose(ours.attention_factor, attention_factor, rel_tol=1e-12)
 
 
@@ -133,15 +135,30 @@ def test_end_tokens() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"model_type": "gpt_bigcode"}, "model_type 'gpt_bigcode' is not supported; supported are deepseek_v3, gemma3"),
+        (
+            {"model_type": "gpt_bigcode"},
+            "model_type 'gpt_bigcode' is not supported; supported are cohere, cohere2",
+        ),
         ({"model_type": None}, "model_type None"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu', not 'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
         ({"is_causal": False}, "is_causal must be true: attention in both directions is not supported"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1.0}}, "rope type 'longrope' is not supported"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "rope type 'proportional' is not supported"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "factor is missing"),
         ({"rope_parameters": [1]}, "rope_parameters must be an object"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor must be 1: this model_type rotates whole heads",
+        ),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor must be a list of 8 numbers"),
+        ({"rope_scaling": {"type": "longrope", "short_mscale": 1.1}}, "short_mscale must be absent"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be None: this model_type does not have it"),
+        ({"num_local_experts": 8}, "num_local_experts must be 0: this model_type does not have it, not 8"),
+        ({"no_rope_layers": [1, 1, 0]}, "no_rope_layers must be None"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers must be a list of 3 numbers"),
+        ({"model_type": "glm", "partial_rotary_factor": 0.2}, "an even number of the 16 channels of a head"),
+        ({"model_type": "cohere", "use_qk_norm": True}, "use_qk_norm must be False, not True"),
+        ({"model_type": "granite", "residual_multiplier": 0}, "residual_multiplier must be a positive number, not 0"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, not 'many'"),
         ({"vocab_size": True}, "vocab_size must be a positive integer"),

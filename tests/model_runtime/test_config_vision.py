@@ -148,10 +148,11 @@ def test_gemma3() -> None:
     config = read_hf_config(PUBLISHED["gemma3"], None)
     assert config.eos_token_ids == (1, 106), "the outer keys are those of the checkpoint"
     assert config.rope == RopeConfig(theta=1e6, rotary_dim=256, kind="linear", factor=8.0)
-    assert config.local_rope == RopeConfig(theta=1e4, rotary_dim=256)
+    assert config.other_rope == RopeConfig(theta=1e4, rotary_dim=256)
     assert config.sliding_windows[:7] == (1024, 1024, 1024, 1024, 1024, 0, 1024)
     assert (config.activation, config.attention_scale, config.embedding_scale) == ("gelu_tanh", 0.0625, 2560**0.5)
-    assert config.norm_weights_less_one and config.sandwich_norms and config.qk_norm
+    assert config.other_rope_layers[:7] == (True, True, True, True, True, False, True)
+    assert config.norm_weights_less_one and (config.norm_places, config.qk_norm) == ("around", "head")
     assert (config.bidirectional_images, config.image_span, config.num_deepstack) == (True, 256, 0)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.device_batch import upload
 from model_runtime.kv_store import KVLayer, allocate
-from model_runtime.ops.registry import HeadShape, Ops, select
+from model_runtime.ops.registry import HeadShape, Ops, Scoring, select
 from model_runtime.quantized import dequantize, quantize
 from tests.model_runtime.flash import token_major
 from tests.model_runtime.op_cases import (
@@ -98,8 +98,9 @@ def attention(
     qkv = (randn(batch.num_tokens, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim) * 2).to(dtype)
     rounded = token_major(kv, dtype)
     moved = token_major(KVLayer(rounded.key_NHDB.to(device), rounded.value_NHBD.to(device)), dtype)
-    actual = ops.paged_attention(qkv.to(device), moved, upload(batch, device), shape, shape.head_dim**-0.5, window)
-    exact = EXACT.paged_attention(qkv.double(), as_double(rounded), batch, shape, shape.head_dim**-0.5, window)
+    scoring = Scoring(scale=shape.head_dim**-0.5, window=window)
+    actual = ops.paged_attention(qkv.to(device), moved, upload(batch, device), shape, scoring)
+    exact = EXACT.paged_attention(qkv.double(), as_double(rounded), batch, shape, scoring)
     return actual, exact
 
 

@@ -117,7 +117,7 @@ def test_llama3_scaling_comes_as_divisors(tmp_path: Path) -> None:
     """llama.cpp's converter stores llama3 rope scaling as a tensor; it must give the frequencies of the formula."""
     formula = RopeConfig(theta=10000.0, rotary_dim=16, kind="llama3", factor=8.0, original_max_position=32)
     plain = RopeConfig(theta=10000.0, rotary_dim=16)
-    divisors = inverse_frequencies(plain) / inverse_frequencies(formula)
+    divisors = inverse_frequencies(plain, 1) / inverse_frequencies(formula, 1)
     assert divisors[0] == 1.0
     assert divisors[-1] == pytest.approx(8.0)
     write_model(
@@ -127,7 +127,7 @@ def test_llama3_scaling_comes_as_divisors(tmp_path: Path) -> None:
         lambda writer: writer.add_tensor("rope_freqs.weight", divisors.numpy()),
     )
     loaded = load_model(tmp_path / "m.gguf", load_ops(DEVICE, "reference"), DEVICE, lambda fraction: None)
-    torch.testing.assert_close(inverse_frequencies(loaded.config.rope), inverse_frequencies(formula))
+    torch.testing.assert_close(inverse_frequencies(loaded.config.rope, 1), inverse_frequencies(formula, 1))
 
 
 def test_rope_scaling_in_metadata(tmp_path: Path) -> None:

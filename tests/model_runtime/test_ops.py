@@ -63,6 +63,13 @@ def test_rms_norm(ops: Ops, rows: int, k: int) -> None:
     assert_close(ops.rms_norm(tiny, weight, 1e-5), EXACT.rms_norm(tiny.double(), weight.double(), 1e-5), 5e-7)
 
 
+@pytest.mark.parametrize(("rows", "k"), [(1, 576), (3, 13), (70, 600)])
+def test_layer_norm(ops: Ops, rows: int, k: int) -> None:
+    x, weight = randn(rows, k, seed=1) * 5 + 3, randn(k, seed=2)
+    exact = torch.nn.functional.layer_norm(x.double(), (k,), weight.double(), eps=1e-5)
+    assert_close(ops.layer_norm(x, weight, 1e-5), exact, 1e-6)
+
+
 @pytest.mark.parametrize(("rows", "f"), [(1, 1536), (3, 13), (70, 601)])
 def test_silu_mul(ops: Ops, rows: int, f: int) -> None:
     gate_up = randn(rows, 2 * f) * 20
@@ -97,7 +104,14 @@ def test_gelu_tanh_mul_at_the_ends_of_the_range(ops: Ops) -> None:
     assert out[5].isnan()
 
 
-@pytest.mark.parametrize("activation", get_args(Activation))
+def test_tanh(ops: Ops) -> None:
+    x = torch.cat([torch.linspace(-12, 12, 100_003), torch.tensor([1e-20, 0.2, -0.2, -1e30, 1e30])])
+    exact = x.double().tanh()
+    assert ((ops.activate(x, "tanh").double() - exact).abs() / exact.abs().clamp_min(1e-30)).max() <= 6e-7
+    assert ops.activate(torch.tensor([0.0, float("nan")]), "tanh").isnan().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("activation", [name for name in get_args(Activation) if name != "tanh"])
 def test_activate(ops: Ops, activation: Activation) -> None:
     x = torch.cat([torch.linspace(-9, 9, 100_003), torch.tensor([0.0, 1e-20, 0.927734375, 1.312, -1.312])])
     exact = EXACT.activate(x.double(), activation)

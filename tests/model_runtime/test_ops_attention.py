@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.registry import HeadShape, Ops, RopeTable
+from model_runtime.ops.registry import HeadShape, Ops, RopeTable, Scoring
 from tests.model_runtime.op_cases import (
     EXACT,
     KV_TYPES,
@@ -115,9 +115,26 @@ def test_paged_attention(ops: Ops, shape: HeadShape, block_size: int, window: in
     kv = kv_cache(shape, num_blocks, block_size)
     fill_cache(kv, batch, seed=5)
     qkv = randn(sum(query_lens), (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim) * 2
-    actual = ops.paged_attention(qkv, kv, batch, shape, shape.head_dim**-0.5, window)
-    exact = EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, shape.head_dim**-0.5, window)
+    scoring = Scoring(scale=shape.head_dim**-0.5, window=window)
+    actual = ops.paged_attention(qkv, kv, batch, shape, scoring)
+    exact = EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, scoring)
     assert_close(actual, exact, 3e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("cap", [0.5, 50.0])
+def test_capped_scores(ops: Ops, cap: float, dtype: torch.dtype) -> None:
+    """Below the cap and far above."""
+    shape, query_lens, kv_lens = SHAPES[0], [1, 70, 3], [600, 70, 131]
+    batch, kv = batch_of(query_lens, kv_lens, 16, 60), kv_cache(shape, 60, 16, dtype)
+    fill_cache(kv, batch, seed=5)
+    qkv = randn(74, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim) * 20
+    scoring, uncapped = Scoring(scale=1.0, softcap=cap), Scoring(scale=1.0)
+    exact, other = (
+        EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, kind) for kind in (scoring, uncapped)
+    )
+    assert_close(ops.paged_attention(qkv, kv, batch, shape, scoring), exact, 1e-5)
+    assert (exact - other).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("dtype", KV_TYPES[1:])
@@ -134,8 +151,9 @@ def test_paged_attention_reads_every_storage_type(
     fill_cache(kv, batch, seed=5)
     qkv = randn(sum(query_lens), (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim) * 2
     for window in (0, 5):
-        actual = ops.paged_attention(qkv, kv, batch, shape, shape.head_dim**-0.5, window)
-        exact = EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, shape.head_dim**-0.5, window)
+        scoring = Scoring(scale=shape.head_dim**-0.5, window=window)
+        actual = ops.paged_attention(qkv, kv, batch, shape, scoring)
+        exact = EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, scoring)
         assert_close(actual, exact, 3e-6)
 
 
@@ -153,7 +171,8 @@ def test_paged_attention_within_images(ops: Ops, shape: HeadShape, block_size: i
     kv = kv_cache(shape, num_blocks, block_size)
     fill_cache(kv, batch, seed=5)
     qkv = randn(sum(query_lens), (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim) * 2
-    actual = ops.paged_attention(qkv, kv, batch, shape, shape.head_dim**-0.5, window)
+    scoring = Scoring(scale=shape.head_dim**-0.5, window=window)
+    actual = ops.paged_attention(qkv, kv, batch, shape, scoring)
     row = 0
     for sequence, (queries, keys) in enumerate(zip(query_lens, kv_lens, strict=True)):
         sees = torch.zeros(queries, keys, dtype=torch.bool)
@@ -191,4 +210,4 @@ def test_paged_attention_refuses_keys_that_do_not_exist(end: int) -> None:
     ops, shape = compiled(), SHAPES[0]
     batch = replace(batch_of([2], [12], 4, 8), visible_ends_T=torch.tensor([11, end], dtype=torch.int32))
     with pytest.raises(AssertionError, match="keys that its sequence does not have"):
-        ops.paged_attention(randn(2, 24), kv_cache(shape, 8, 4), batch, shape, 1.0, 0)
+        ops.paged_attention(randn(2, 24), kv_cache(shape, 8, 4), batch, shape, Scoring(scale=1.0))

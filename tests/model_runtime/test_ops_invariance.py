@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.ops import set_threads
-from model_runtime.ops.registry import Activation, HeadShape, Ops
+from model_runtime.ops.registry import Activation, HeadShape, Ops, Scoring
 from tests.model_runtime.op_cases import (
     KV_TYPES,
     STORAGE_TYPES,
@@ -49,7 +49,10 @@ def test_a_row_of_linear_is_the_same_in_every_batch(threads: None, dtype: torch.
 def test_a_row_of_the_row_operations_is_the_same_in_every_batch(threads: None) -> None:
     ops = compiled()
     x, weight = randn(300, 578, seed=1), randn(578, seed=2)
-    operations: list[Callable[[Tensor], Tensor]] = [lambda rows: ops.rms_norm(rows, weight, 1e-5)]
+    operations: list[Callable[[Tensor], Tensor]] = [
+        lambda rows: ops.rms_norm(rows, weight, 1e-5),
+        lambda rows: ops.layer_norm(rows, weight, 1e-5),
+    ]
     for operation in (*operations, ops.silu_mul, ops.gelu_tanh_mul):
         alone = torch.cat([operation(x[i : i + 1]) for i in range(len(x))])
         for rows in (2, 3, 17, 40, 300):
@@ -101,7 +104,7 @@ def run_layer(
         batch = batch_with_blocks(query_lens, [done[s] for s in running], torch.cat(blocks).tolist(), block_size, held)
         qkv = torch.cat([inputs[s][start : done[s]] for s, start in zip(running, starts, strict=True)])
         ops.rope_and_cache(qkv, rope, batch, kv, shape)
-        out = ops.paged_attention(qkv, kv, batch, shape, 0.125, window)
+        out = ops.paged_attention(qkv, kv, batch, shape, Scoring(scale=0.125, window=window))
         both = torch.cat([out, qkv[:, shape.num_heads * shape.head_dim :]], dim=1)
         for s, rows in zip(running, both.split(query_lens), strict=True):
             outputs[s].append(rows)
@@ -198,7 +201,7 @@ def test_two_callers_at_once_get_their_own_results(threads: None) -> None:
     fill_cache(kv, batch, seed=1)
 
     def both(rows: Tensor) -> Tensor:
-        attended = ops.paged_attention(qkv, kv, batch, shape, 0.25, 0)
+        attended = ops.paged_attention(qkv, kv, batch, shape, Scoring(scale=0.25))
         return torch.cat([ops.linear(rows, weight, None).flatten(), attended.flatten()])
 
     expected = [both(rows) for rows in x]
@@ -213,13 +216,13 @@ def test_keys_after_the_query_are_never_added_in(kv_type: torch.dtype) -> None:
     batch = batch_of([20], [20], 16, 2)
     kv, qkv = kv_cache(shape, 2, 16, kv_type), randn(20, 32)
     fill_cache(kv, batch, seed=1)
-    clean = ops.paged_attention(qkv, kv, batch, shape, 1.0, 0)
+    clean = ops.paged_attention(qkv, kv, batch, shape, Scoring(scale=1.0))
     for slot in batch.slots_T[12:].tolist():
         if kv.scales_NH2B is not None:
             kv.scales_NH2B[slot // 16, :, :, slot % 16] = float("inf")
             continue
         kv.key_NHDB[slot // 16, :, :, slot % 16] = float("inf")
         kv.value_NHBD[slot // 16, :, slot % 16] = float("inf")
-    poisoned = ops.paged_attention(qkv, kv, batch, shape, 1.0, 0)
+    poisoned = ops.paged_attention(qkv, kv, batch, shape, Scoring(scale=1.0))
     assert torch.equal(poisoned[:12], clean[:12])
     assert not poisoned[12:].isfinite().any()

@@ -36,20 +36,31 @@ MROPE = RopeConfig(theta=10000.0, rotary_dim=16, mrope_sections=(2, 3, 3))
 CONFIGS = {
     "plain": PLAIN,
     "biases": replace(PLAIN, qkv_bias=True, output_bias=True, mlp_bias=True),
-    "qk norm": replace(PLAIN, qk_norm=True, num_heads=6, num_kv_heads=2, tie_word_embeddings=False),
+    "qk norm": replace(PLAIN, qk_norm="head", num_heads=6, num_kv_heads=2, tie_word_embeddings=False),
     "a cut group": replace(PLAIN, num_heads=9, num_kv_heads=3, head_dim=32),
     "windows": replace(PLAIN, sliding_windows=(0, 9, 30), attention_scale=0.3),
     "half rotated in pairs": replace(PLAIN, rope=RopeConfig(theta=10000.0, rotary_dim=8, interleaved=True)),
     "sandwich": replace(
         PLAIN,
-        qk_norm=True,
-        sandwich_norms=True,
+        qk_norm="head",
+        norm_places="around",
         norm_weights_less_one=True,
         activation="gelu_tanh",
-        local_rope=LOCAL,
+        other_rope=LOCAL,
+        other_rope_layers=(True, True, False),
         sliding_windows=(9, 9, 0),
         embedding_scale=8.0,
     ),
+    "after, rows normalised": replace(PLAIN, norm_places="after", qk_norm="row", num_heads=6),
+    "parallel": replace(
+        PLAIN,
+        norm="layer",
+        norm_places="parallel",
+        other_rope=replace(LOCAL, rotary_dim=0),
+        other_rope_layers=(False, False, True),
+        logit_scale=0.3,
+    ),
+    "scaled and capped": replace(PLAIN, residual_scale=0.4, attention_softcap=2.0, logit_softcap=3.0),
     "three positions": replace(PLAIN, rope=MROPE, qkv_bias=True),
     "deepstack": replace(PLAIN, rope=replace(MROPE, mrope_interleaved=True), num_deepstack=2),
 }
@@ -150,7 +161,15 @@ def test_every_kind_of_dense_layer(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "storage"), [("biases", "bfloat16"), ("biases", "q8_0"), ("sandwich", "q4_0"), ("plain", "mixed")]
+    ("name", "storage"),
+    [
+        ("biases", "bfloat16"),
+        ("biases", "q8_0"),
+        ("sandwich", "q4_0"),
+        ("plain", "mixed"),
+        ("parallel", "q8_0"),
+        ("after, rows normalised", "q4_0"),
+    ],
 )
 def test_every_storage_of_weights(name: str, storage: str) -> None:
     """Rows are quantised within the operation that makes them, where the product wants integers."""
@@ -187,6 +206,8 @@ def test_a_long_step_passes_a_layer_in_parts(storage: str) -> None:
         ("sandwich", "bfloat16"),
         ("deepstack", "q4_0"),
         ("a cut group", "mixed"),
+        ("parallel", "q8_0"),
+        ("scaled and capped", "float32"),
     ],
 )
 def test_ranks_sum_within_the_call(name: str, storage: str, threads: int) -> None:
@@ -227,6 +248,8 @@ def test_other_layers_and_plain_torch_run_one_by_one() -> None:
     ops = compiled()
     assert isinstance(make_decoder(replace(PLAIN, experts=replace(EXPERTS, first_layer=1)), ops).stack, EagerLayers)
     assert isinstance(make_decoder(PLAIN, select("any")).stack, EagerLayers)
+    # rows for attention are integers, those for the block beside it are not
+    assert isinstance(make_decoder(CONFIGS["parallel"], ops, "mixed").stack, EagerLayers)
 
 
 def test_numbers_that_index_memory_are_checked() -> None:

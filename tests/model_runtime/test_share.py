@@ -97,6 +97,8 @@ def test_whole_experts() -> None:
     five = split(five_heads, 5, whole_experts=True)
     assert [share.experts.count for share in five] == [3, 3, 2, 2, 2]
     assert five[0].shared.count <= five[4].shared.count
+    with pytest.raises(PlanError, match="heads that are normalised together cannot be divided among 3 ranks"):
+        split(replace(MODEL, qk_norm="row"), 3)
     with pytest.raises(PlanError, match="the model has no experts"):
         split(MODEL, 2, whole_experts=True)
     with pytest.raises(PlanError, match="12 experts cannot be divided among 13 ranks"):

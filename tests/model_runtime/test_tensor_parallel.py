@@ -12,6 +12,7 @@ from model_runtime.models.decoder import Decoder
 from model_runtime.ops import load_ops
 from model_runtime.parallel import Alone, Collectives
 from tests.checkpoints import make_checkpoint
+from tests.family_cases import make_random_model
 from tests.model_runtime import deepseek
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.model_runtime.ranks import on_threads
@@ -29,6 +30,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "biases, one key/value head": ("llama", {"num_key_value_heads": 1} | BIASES),
     "qwen3": ("qwen3", {"attention_bias": True}),
     "gemma 3": ("gemma3_text", {"sliding_window": 9, "num_key_value_heads": 4}),
+    "olmo 2": ("olmo2", {}),
     "deepseek": ("deepseek", {}),
     "deepseek, biases": ("deepseek", {"attention_bias": True, "q_lora_rank": None, "moe_intermediate_size": 32}),
 }
@@ -43,6 +45,8 @@ def make(folder: Path, name: str) -> None:
     family, overrides = CASES[name]
     if family == "deepseek":
         deepseek.make_model(overrides).save_pretrained(folder)
+    elif family == "olmo2":
+        make_random_model(folder, family, seed=0)
     else:
         make_checkpoint(folder, family, overrides)
 
@@ -95,7 +99,7 @@ def test_ranks_may_have_whole_experts(tmp_path: Path, size: int) -> None:
         assert torch.equal(found[index].argmax(-1), expected[index].argmax(-1))
 
 
-@pytest.mark.parametrize("name", ["uneven", "a cut group", "deepseek"])
+@pytest.mark.parametrize("name", ["uneven", "a cut group", "deepseek", "olmo 2"])
 def test_a_text_is_the_same_alone_and_beside_others(tmp_path: Path, name: str) -> None:
     """Bit for bit, and at every run: sums have an order."""
     make(tmp_path, name)

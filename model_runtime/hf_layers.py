@@ -1,0 +1,77 @@
+"""Reads what a config.json says of each layer: how far its attention sees, and whether it rotates.
+
+Called by `hf_config.py` in the engine process; does not import torch.
+"""
+
+from model_runtime.architecture import RopeConfig
+from model_runtime.hf_rope import LAYER_TYPES, read_ropes
+from model_runtime.hf_values import Json, fail, flag, integer, value_of
+from model_runtime.models.family import Family
+
+UNROTATED = RopeConfig(theta=1.0, rotary_dim=0)
+
+
+def read_windows(config: Json, family: Family, num_layers: int) -> tuple[int, ...]:
+    """Per layer the number of keys in sight, 0 for all. Raises CheckpointError naming the key that is wrong."""
+    has_types = config["layer_types"] is not None
+    if family.windows == "by_type":
+        return _by_type(config, num_layers) if has_types else _by_pattern(config, num_layers)
+    if family.windows == "none" or config["sliding_window"] is None:
+        return (0,) * num_layers
+    if family.windows == "all_or_by_type" and has_types:
+        return _by_type(config, num_layers)
+    window = integer(config, "sliding_window")
+    if family.windows != "by_layer":
+        return (window,) * num_layers
+    if not flag(config, "use_sliding_window"):
+        return (0,) * num_layers
+    if has_types:
+        return _by_type(config, num_layers)
+    first = value_of(config, "max_window_layers")
+    if not isinstance(first, int) or first < 0:
+        fail("max_window_layers", first, "an integer from 0")
+    return tuple(window if layer >= first else 0 for layer in range(num_layers))
+
+
+def _by_pattern(config: Json, num_layers: int) -> tuple[int, ...]:
+    window, pattern = integer(config, "sliding_window"), integer(config, "sliding_window_pattern")
+    return tuple(window if (layer + 1) % pattern else 0 for layer in range(num_layers))
+
+
+def _by_type(config: Json, num_layers: int) -> tuple[int, ...]:
+    layer_types = config["layer_types"]
+    if (
+        not isinstance(layer_types, list)
+        or len(layer_types) != num_layers
+        or any(layer_type not in LAYER_TYPES for layer_type in layer_types)
+    ):
+        fail("layer_types", layer_types, f"{num_layers} of {', '.join(LAYER_TYPES)}")
+    return tuple(integer(config, "sliding_window") if name == "sliding_attention" else 0 for name in layer_types)
+
+
+def read_rotations(
+    config: Json, family: Family, head_dim: int, windows: tuple[int, ...]
+) -> tuple[RopeConfig, RopeConfig | None, tuple[bool, ...]]:
+    """(the rope, that of some layers if it is another, which layers those are). Raises CheckpointError naming the key
+    that is wrong or not supported."""
+    rope, local = read_ropes(config, family, head_dim)
+    if local is not None:
+        return rope, local, tuple(window > 0 for window in windows)
+    layers = _unrotated_layers(config, family, windows)
+    return (rope, UNROTATED, layers) if any(layers) else (rope, None, ())
+
+
+def _unrotated_layers(config: Json, family: Family, windows: tuple[int, ...]) -> tuple[bool, ...]:
+    if family.unrotated == "none":
+        return ()
+    if family.unrotated == "whole_layers_beside_windows" and config["sliding_window"] is None:
+        return ()
+    if family.unrotated != "listed":
+        return tuple(window == 0 for window in windows)
+    rotated = value_of(config, "no_rope_layers")
+    if rotated is None:
+        interval = integer(config, "no_rope_layer_interval")
+        return tuple((layer + 1) % interval == 0 for layer in range(len(windows)))
+    if not isinstance(rotated, list) or len(rotated) < len(windows) or any(value not in (0, 1) for value in rotated):
+        fail("no_rope_layers", rotated, f"a list of {len(windows)} numbers 0 or 1")
+    return tuple(value == 0 for value in rotated[: len(windows)])

@@ -1,0 +1,72 @@
+"""What a family of models is described by: the fields of a row of `families.FAMILIES`. A block that no row can describe
+yet is a new field here and in `ModelConfig`.
+
+Read by `hf_config.py` and what it calls in the engine process; does not import torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from model_runtime.architecture import NormPlaces, QKNorm
+
+Windows = Literal["none", "all_layers", "all_or_by_type", "by_layer", "by_type"]
+Unrotated = Literal["none", "whole_layers", "whole_layers_beside_windows", "listed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One `model_type` of Hugging Face's config.json. A flag is fixed, or a string: the config key that decides it."""
+
+    qkv_bias: bool | str = False
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    qk_norm: QKNorm = "none"
+    norm_places: NormPlaces = "before"
+    is_layer_norm: bool = False
+    """Norms of hidden states subtract the mean; their eps is under the key `layer_norm_eps` (Cohere)."""
+    windows: Windows = "none"
+    """Which layers attend to `sliding_window` keys only. by_type: as `layer_types` says, or all but every
+    `sliding_window_pattern`-th. all_or_by_type: as `layer_types` says, or all. by_layer: under `use_sliding_window` as
+    `layer_types` says, or from layer `max_window_layers` on."""
+    unrotated: Unrotated = "none"
+    """Layers in which positions do not count. whole_layers: those without a window; ..._beside_windows: unless
+    `sliding_window` is null. listed: those with a 0 in `no_rope_layers`, or every `no_rope_layer_interval`-th."""
+    interleaved_rope: bool = False
+    partial_rotary: bool = False
+    """`partial_rotary_factor` may be less than 1."""
+    is_gemma: bool = False
+    """Norm weights less 1, embeddings scaled by the root of their size, tanh GELU under the key `hidden_activation`."""
+    is_deepseek: bool = False
+    """DeepSeek-V3: latent attention and a mixture of experts."""
+    local_rope: bool = False
+    """Layers with a sliding window have rope parameters of their own."""
+    mrope_sections: tuple[int, int, int] | None = None
+    """For models whose rotations count rows and columns of images: the sections of a file that names none."""
+    mrope_interleaved: bool = False
+    scales: tuple[str, ...] = ()
+    """Config keys of factors and caps, which `hf_scales.py` knows."""
+    refused: Mapping[str, object] = field(default_factory=dict)
+    """Config keys of what is not supported, with the value that they must have if they are there."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Parts of the checkpoint's keys, between dots, that other families call otherwise."""
+    sizes: Mapping[str, object] = field(default_factory=dict)
+    """Sizes that the text_config of a vision-language model may leave out."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """Values of config keys that a file may leave out, where they differ from hf_config.COMMON_DEFAULTS."""
+
+    def reads(self, key: str) -> bool:
+        """Whether the key means something for this family beyond what it means for all."""
+        return key in self.scales or key in self.refused or key in self.sizes or key in self.defaults
+
+
+def sizes(vocabulary: int, hidden: int, intermediate: int, layers: int, heads: int, positions: int) -> dict[str, int]:
+    """As in `Family.sizes`."""
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": positions,
+    }

@@ -1,0 +1,144 @@
+"""Tiny random models of every family of dense text models, in transformers' classes: what differs between one file of a
+family and another is drawn. Used by the tests of the runtime."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from tests.checkpoints import SMALL
+
+Overrides = dict[str, object]
+WINDOWS = (5, 9, 16)
+SLIDING = ("sliding_attention", "full_attention")
+LAYERS = 3
+
+
+def rope(draw: random.Random) -> Overrides:
+    """One of the kinds that every family may have."""
+    extension: Overrides = {"factor": 4.0, "original_max_position_embeddings": 32}
+    kinds: dict[str, Overrides] = {
+        "default": {},
+        "linear": {"factor": 4.0},
+        "llama3": extension | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "yarn": extension,
+    }
+    kind = draw.choice(list(kinds))
+    return {"rope_type": kind, "rope_theta": draw.choice((300.0, 10000.0)), **kinds[kind]}
+
+
+def layer_types(draw: random.Random) -> Overrides:
+    return {"sliding_window": draw.choice(WINDOWS), "layer_types": [draw.choice(SLIDING) for _ in range(LAYERS)]}
+
+
+def two_ropes(draw: random.Random) -> Overrides:
+    local = {"rope_type": "default", "rope_theta": 500.0}
+    return {"rope_parameters": {"full_attention": rope(draw), "sliding_attention": local}}
+
+
+def plain(draw: random.Random) -> Overrides:
+    return {
+        "num_key_value_heads": draw.choice((1, 2, 4)),
+        "head_dim": draw.choice((8, 16, 32)),
+        "tie_word_embeddings": draw.choice((False, True)),
+        "rope_parameters": rope(draw),
+    }
+
+
+def biases(draw: random.Random) -> Overrides:
+    return {"attention_bias": draw.choice((False, True)), "mlp_bias": draw.choice((False, True))}
+
+
+def cohere(draw: random.Random) -> Overrides:
+    return {"head_dim": None, "logit_scale": 0.25, "layer_norm_eps": 1e-5, "attention_bias": draw.choice((False, True))}
+
+
+def gemma2(draw: random.Random) -> Overrides:
+    caps = {"attn_logit_softcapping": draw.choice((None, 3.0)), "final_logit_softcapping": draw.choice((None, 2.0))}
+    return layer_types(draw) | caps | {"query_pre_attn_scalar": draw.choice((16, 20))}
+
+
+def glm(draw: random.Random) -> Overrides:
+    parameters = rope(draw) | {"partial_rotary_factor": draw.choice((0.5, 1.0))}
+    return {"rope_parameters": parameters, "attention_bias": draw.choice((False, True))}
+
+
+def granite(draw: random.Random) -> Overrides:
+    factors = {"embedding_multiplier": 3.0, "attention_multiplier": 0.4, "logits_scaling": 2.5}
+    return {"head_dim": None, "residual_multiplier": draw.choice((0.3, 1.0)), **factors} | biases(draw)
+
+
+def olmo2(draw: random.Random) -> Overrides:
+    # ranks may not share a head that is normalised with others
+    return {"head_dim": None, "num_key_value_heads": draw.choice((2, 4)), "attention_bias": draw.choice((False, True))}
+
+
+def olmo3(draw: random.Random) -> Overrides:
+    return olmo2(draw) | layer_types(draw) | two_ropes(draw)
+
+
+def phi3(draw: random.Random) -> Overrides:
+    """LongRoPE with sequences that are all longer than the original length, or all shorter."""
+    share, pairs = draw.choice(((1.0, 8), (0.5, 4)))
+    parameters: Overrides = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share}
+    original = draw.choice((16, 256))
+    if draw.choice((False, True, True)):
+        lists = {name: [draw.uniform(1, 9) for _ in range(pairs)] for name in ("short_factor", "long_factor")}
+        parameters |= {"rope_type": "longrope", "original_max_position_embeddings": original, **lists}
+    return {
+        "head_dim": None,
+        "sliding_window": draw.choice((None, 9)),
+        "original_max_position_embeddings": original,
+        "rope_parameters": parameters,
+    }
+
+
+def smollm3(draw: random.Random) -> Overrides:
+    return {"no_rope_layers": [draw.choice((0, 1)) for _ in range(LAYERS)]} | biases(draw)
+
+
+def exaone4(draw: random.Random) -> Overrides:
+    return draw.choice((layer_types(draw), {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS}))
+
+
+DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
+    "cohere": (plain, cohere),
+    "cohere2": (plain, layer_types, cohere),
+    "exaone4": (plain, exaone4),
+    "gemma2": (plain, gemma2),
+    "glm": (plain, glm),
+    "glm4": (plain, glm),
+    "granite": (plain, granite),
+    "ministral": (plain, layer_types),
+    "olmo2": (plain, olmo2),
+    "olmo3": (plain, olmo3),
+    "phi3": (plain, phi3),
+    "seed_oss": (plain, lambda draw: {"attention_out_bias": draw.choice((False, True))} | biases(draw)),
+    "smollm3": (plain, smollm3),
+}
+"""By model_type; what comes later wins."""
+
+
+def random_config(family: str, seed: int) -> Overrides:
+    """Keys of transformers' configuration class."""
+    draw, config = random.Random(f"{family} {seed}"), dict(SMALL)
+    for part in DRAWS[family]:
+        config |= part(draw)
+    if config["head_dim"] is None:
+        del config["head_dim"]
+    return config
+
+
+def make_random_model(folder: Path, family: str, seed: int) -> PreTrainedModel:
+    """Writes a float32 checkpoint whose weights are wide enough that logits differ clearly."""
+    # the other implementations of attention leave caps out
+    config = CONFIG_MAPPING[family](**random_config(family, seed), attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.12, generator=generator)
+    model.save_pretrained(folder)
+    return model

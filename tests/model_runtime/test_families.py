@@ -1,0 +1,77 @@
+"""Random tiny models of every family: logits are transformers' through the paged path, by compiled kernels and plain
+torch, in chunks beside others, behind a cached prefix, and with two ranks. FAMILY_SEEDS=50 tries more of them."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_runtime.checkpoint import load_model
+from model_runtime.models.decoder import Decoder
+from model_runtime.models.layer import EagerLayers
+from model_runtime.ops import load_ops
+from model_runtime.parallel import Collectives
+from tests.family_cases import DRAWS, make_random_model
+from tests.model_runtime.paged import DEVICE, PagedRun
+from tests.model_runtime.ranks import on_shared_memory
+from tests.model_runtime.test_alignment import random_prompts, reference_logits
+
+SEEDS = int(os.environ.get("FAMILY_SEEDS", "2"))
+LENGTHS = (41, 19, 30)
+CHUNK, BLOCK, SHARED_BLOCKS = 7, 4, 3
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    folder: Path
+    prompts: list[list[int]]
+    expected: list[Tensor]
+
+    def decoder(self, kernels: str, collectives: Collectives | None = None) -> Decoder:
+        ops = load_ops(DEVICE, kernels)
+        return load_model(self.folder, ops, DEVICE, lambda fraction: None, collectives=collectives).decoder
+
+
+@pytest.fixture(scope="module", params=[(family, seed) for family in DRAWS for seed in range(SEEDS)], ids=str)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder, prompts = tmp_path_factory.mktemp("checkpoint"), random_prompts(LENGTHS)
+    return Case(folder, prompts, reference_logits(make_random_model(folder, *request.param), prompts))
+
+
+def logits(decoder: Decoder, prompts: list[list[int]]) -> list[Tensor]:
+    """[tokens, V] of each: chunks side by side in blocks in random order, the last three tokens one by one. Then the
+    last prompt again, behind blocks of the first run."""
+    run, left = PagedRun(decoder, block_size=BLOCK), dict(enumerate(prompts))
+    parts: dict[int, list[Tensor]] = {index: [] for index in left}
+    while left:
+        sizes = {index: min(CHUNK, len(rest) - 3) if len(rest) > 3 else 1 for index, rest in left.items()}
+        for index, found in run.step({index: rest[: sizes[index]] for index, rest in left.items()}).items():
+            parts[index].append(found)
+        left = {index: rest[sizes[index] :] for index, rest in left.items() if len(rest) > sizes[index]}
+    last, again, known = len(prompts) - 1, len(prompts), SHARED_BLOCKS * BLOCK
+    run.tables[again], run.lengths[again] = run.tables[last][:SHARED_BLOCKS], known
+    behind = run.step({again: prompts[last][known:]})[again]
+    return [*(torch.cat(found) for found in parts.values()), behind]
+
+
+def assert_aligned(found: list[Tensor], case: Case) -> None:
+    expected = [*case.expected, case.expected[-1][SHARED_BLOCKS * BLOCK :]]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert theirs.std() > 0.1
+        assert (ours - theirs).abs().max().item() <= TOLERANCE
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_logits_are_those_of_transformers(case: Case, kernels: str) -> None:
+    decoder = case.decoder(kernels)
+    assert isinstance(decoder.stack, EagerLayers) == (kernels == "reference")
+    assert_aligned(logits(decoder, case.prompts), case)
+
+
+def test_two_ranks(case: Case) -> None:
+    found = on_shared_memory(2, lambda collectives: logits(case.decoder("auto", collectives), case.prompts))
+    assert_aligned(found[0], case)
