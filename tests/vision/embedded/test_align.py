@@ -1,0 +1,99 @@
+"""The language model for training is SmolLM2's architecture; questions that share a picture do not see each other."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from server.embedded import embedded_path
+from server.prompt.source import read_source
+from vision.embedded.align import AlignConfig, AlignRun, Seer, right_answers, scene_turns
+from vision.embedded.gate import Gate
+from vision.embedded.heads import Heads
+from vision.embedded.language import Language
+from vision.embedded.painter import Painter
+from vision.embedded.questions import Question
+from vision.embedded.tower import Tower, TowerConfig
+from vision.embedded.turns import IMAGE_TOKEN, turns
+
+pytestmark = pytest.mark.model
+CPU = torch.device("cpu")
+SMALL = TowerConfig(width=64, layers=1, heads=8, local_layers=0)
+HIDDEN = 256
+"""At least as many as the heads have rows."""
+
+
+@pytest.fixture(scope="module")
+def reference() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=HIDDEN,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+        rope_theta=100_000.0,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval().to(torch.bfloat16)
+
+
+@pytest.fixture
+def seer(reference: LlamaForCausalLM) -> Seer:
+    torch.manual_seed(1)
+    weights: Mapping[str, torch.Tensor] = reference.state_dict()
+    return Seer(Tower(SMALL), Heads(64), Language(weights, CPU), read_source(embedded_path()).fast)
+
+
+def test_language_equals_transformers(reference: LlamaForCausalLM) -> None:
+    language = Language(reference.state_dict(), CPU)
+    ids = torch.randint(0, 49152, (1, 12))
+    with torch.no_grad():
+        expected = reference(ids).logits[0].float()
+        hidden = language(language.embed(ids), torch.arange(12)[None], torch.ones(1, 12, 12, dtype=torch.bool).tril())
+        found = language.logits(hidden)[0]
+    assert float((found - expected).abs().max()) < 0.02 * float(expected.abs().max())
+
+
+def test_questions_of_a_picture_do_not_see_each_other(seer: Seer) -> None:
+    features = torch.randn(1, 64, 64)
+    asked = (Question("a", "What is this?", "a dog"), Question("b", "How many?", "one"))
+    with torch.no_grad():
+        alone = [seer.answers([turns(seer.tokenizer, [question], 64)], features)[0] for question in asked]
+        both, wanted, places = seer.answers([turns(seer.tokenizer, asked, 64)], features)
+    assert seer.tokenizer.decode(wanted.tolist(), skip_special_tokens=False) == "a dog<|im_end|>one<|im_end|>"
+    assert places.tolist() == [[0, 1], [0, 1], [0, 1], [0, 2], [0, 2]]
+    torch.testing.assert_close(both, torch.cat(alone), rtol=0.02, atol=0.02)
+    assert int((turns(seer.tokenizer, asked, 64).ids == IMAGE_TOKEN).sum()) == 64
+
+
+def test_a_class_begins_as_the_embedding_of_its_name(seer: Seer) -> None:
+    word = seer.language.embed(torch.tensor(seer.tokenizer.encode(" circle").ids)).mean(dim=0)
+    columns = seer.projector.linear_2.weight.T * 4
+    assert int((columns - word).abs().sum(dim=1).argmin()) == 5 + 5 + 6 + 3 + 3 + 11
+    with torch.no_grad():
+        assert float((columns[33] - word).abs().max()) < 1e-6
+
+
+def test_training_goes_on_and_the_gate_counts(
+    seer: Seer, tmp_path: Path, painter: Painter, evaluation_painter: Painter
+) -> None:
+    config = AlignConfig(scenes=8, batch=2, warmup_steps=1, measure_count=1)
+    run = AlignRun(tmp_path, painter, config, seer)
+    gate = Gate(seer.tower, Heads(64), evaluation_painter, 1)
+    before = {name: value.clone() for name, value in run.trained.state_dict().items()}
+    run.run(lambda: None, gate.measure)
+    changed = [name for name, value in run.trained.state_dict().items() if not torch.equal(value, before[name])]
+    assert len(changed) == len(before)
+    again = AlignRun(tmp_path, painter, config, seer)
+    assert (again.step, again.pairs) == (4, run.pairs) and run.pairs >= 16
+    scene = evaluation_painter.scene(0, 0, "icon")
+    _, tasks = scene_turns(seer.tokenizer, scene, 0, 0, 64)
+    found = right_answers(seer, [scene], seer.features([scene]), 0)
+    assert set(found) == set(tasks) and all(share == 0 for share, _ in found.values())
+    assert np.isfinite(list(gate.encoder.values())).all()
