@@ -136,7 +136,9 @@ class EngineClient:
         self._admissions.require_room(requests)
         admission.release()
         self._admissions.require_places(sum(request.n for request in requests))
-        return [self._start(request, admission.deadline) for request in requests]
+        streams = [self._start(request, admission.deadline) for request in requests]
+        self._send_due()
+        return [*streams]
 
     def _start(self, request: GenerationRequest, deadline: float) -> ClientStream:
         first = self._next_seq_id
@@ -146,7 +148,6 @@ class EngineClient:
         for choice, message in enumerate(submits_of(request, seq_ids, deadline)):
             self._sequences.add(Live(stream=stream, choice=choice, request=request, message=message))
             self._pixels.add(request)
-        self._send_due()
         return stream
 
     def _send_due(self) -> None:

@@ -89,7 +89,7 @@ class Replica:
         return None
 
     def plan_restart(self) -> str:
-        """The engine has ended; why, for people."""
+        """The engine has ended, and the caller cleans up behind it; why, for people."""
         now = time.monotonic()
         self._failures += self._ready_generation != self.engine.generation
         delay = BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
@@ -98,5 +98,4 @@ class Replica:
             self._lost_at = now
         reason = f"{self.name} {self.engine.how_it_ended} and is being restarted"
         logger.error("%s in %.1f s", reason, delay)
-        self.engine.end()
         return reason

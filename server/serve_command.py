@@ -19,8 +19,9 @@ from server.node import Node
 class StartDisplay:
     """A progress bar while loading (plain lines where there is no terminal), then a command line to try."""
 
-    def __init__(self, console: Console, model_name: str, needs_key: bool) -> None:
+    def __init__(self, console: Console, model_name: str, needs_key: bool, replicas: int) -> None:
         self._console, self._model_name, self._needs_key = console, model_name, needs_key
+        self._engines = f"{replicas} engines, each: " if replicas > 1 else ""
         self._url = ""
         self._started = time.monotonic()
         self._progress: Progress | None = None
@@ -62,7 +63,7 @@ class StartDisplay:
         kv_tokens = info.num_blocks * info.block_size
         self._console.print(
             f"[bold]{self._model_name}[/bold] is ready on [bold]{self._url}[/bold] after {seconds:.1f} s\n"
-            f"  {info.description}\n"
+            f"  {self._engines}{info.description}\n"
             f"  context {info.max_model_len} tokens, KV cache {kv_tokens} tokens ({gib(info.kv_bytes)}), "
             f"weights {gib(info.weight_bytes)}\n\nTry it:\n",
             highlight=False,
@@ -95,7 +96,7 @@ def run(config: ServeConfig) -> int:
         setproctitle.setproctitle("firstlight: node")
         return Node(config).run()
     console.print(f"firstlight: starting {name}", highlight=False)
-    display = StartDisplay(console, name, bool(config.gateway.api_key))
+    display = StartDisplay(console, name, bool(config.gateway.api_key), config.process.data_parallel_size)
     try:
         return supervisor.serve(config, display.on_message)
     finally:

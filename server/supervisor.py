@@ -178,8 +178,9 @@ class Supervisor:
             if reason:
                 logger.error("%s; stopping", reason)
             return final
-        from_outside, generation = replica.engine.ended_from_outside, replica.engine.generation
-        self._send(wire.EngineDown(generation, replica.plan_restart(), from_outside, replica.number))
+        engine, reason = replica.engine, replica.plan_restart()
+        self._send(wire.EngineDown(engine.generation, reason, engine.ended_from_outside, replica.number))
+        engine.end()
         return None
 
     def _send(self, message: wire.ToApi) -> None:
