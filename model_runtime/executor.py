@@ -9,6 +9,7 @@ import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ from model_runtime.parallel import Mesh
 from model_runtime.pipeline import Stage
 from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Runner
-from model_runtime.transport import Followers, PoolFacts
+from model_runtime.transport import SILENCE_SECONDS, Followers, PoolFacts
 from model_runtime.weights.load import Precision
 from model_runtime.weights.prepared import WeightCache
 from scheduler.config import SchedulerConfig
@@ -94,7 +95,8 @@ def load_executor(
     long `progress` is called too."""
     if place is None:
         return Executor(*load_runner(model_path, runtime, scheduler, progress))
-    followers = Followers(place.endpoints, runtime.collective_timeout)
+    silence = SILENCE_SECONDS if place.region is None else inf  # the supervisor watches those of this machine
+    followers = Followers(place.endpoints, runtime.collective_timeout, silence)
     device = choose_device(runtime.device)
     compiled = is_compiled(load_ops(device, runtime.kernels))
     ranks = Ranks(

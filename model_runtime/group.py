@@ -28,7 +28,7 @@ class Place:
     region: int | None
     """Descriptor of the memory that the ranks share (`shared_memory`); None between machines."""
     rendezvous: str
-    """For torch's process groups, where there is no shared memory or no compiled kernels; see `parallel.connect`."""
+    """For torch's process groups, where there is no shared memory or no compiled kernels: see `rendezvous.py`."""
     endpoints: Endpoints
 
 
@@ -120,4 +120,4 @@ def meet(place: Place, device: torch.device, is_compiled: bool, timeout_seconds:
     """The groups of a rank: in shared memory where that can be."""
     if place.region is not None and device.type == "cpu" and is_compiled:
         return share_memory(place.layout, place.region, timeout_seconds)
-    return connect(place.layout, place.rendezvous, device, timeout_seconds)
+    return connect(place.layout, place.rendezvous, place.ranks_here, device, timeout_seconds)

@@ -1,4 +1,4 @@
-"""What ranks say to each other. The only user of `torch.distributed`. Engine process and followers.
+"""What ranks say to each other. Nothing else uses `torch.distributed` but `rendezvous.py`. Engine process and ranks.
 
 A model is cut over `Layout.size` processes. Each has `Collectives` for every group that it is in; whatever they sum is
 summed in the order of ranks, so that every rank has the same bits, and has them again at the next run.
@@ -16,6 +16,7 @@ import torch.distributed
 from torch import Tensor
 
 from model_runtime.layout import Layout
+from model_runtime.rendezvous import open_store
 
 MAX_SENDING = 16
 """Things on their way to the next rank through a process group of torch."""
@@ -203,12 +204,12 @@ class Mesh:
         )
 
 
-def connect(layout: Layout, rendezvous: str, device: torch.device, timeout_seconds: float) -> Mesh:
-    """This rank's groups. `rendezvous` is torch's init_method: file:///PATH, tcp://HOST:PORT, or env:// under torchrun.
-    Raises RuntimeError if the others do not come within the time-out, which is also that of every collective."""
+def connect(layout: Layout, rendezvous: str, ranks_here: int, device: torch.device, timeout_seconds: float) -> Mesh:
+    """This rank's groups; of the time-out, which is also that of every collective, and errors see
+    `rendezvous.open_store`."""
     torch.distributed.init_process_group(
         backend=torch.distributed.get_default_backend_for_device(device),
-        init_method=rendezvous,
+        store=open_store(rendezvous, layout, ranks_here, timeout_seconds),
         timeout=timedelta(seconds=timeout_seconds),
         world_size=layout.size,
         rank=layout.rank,

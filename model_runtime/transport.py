@@ -6,9 +6,11 @@ a server, or tcp between machines. Frames are bounded and typed; what is malform
 process ends, and with it the group.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from math import inf
+from typing import NoReturn, TypeVar
 
 import msgspec
 import zmq
@@ -19,9 +21,19 @@ from model_runtime.rank_stats import RankStats
 from scheduler.plan import StepPlan
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
+SILENCE_SECONDS = 10.0
+"""Without a report, until a follower on another machine is lost; they report once a second."""
+LOOK_SECONDS = 0.5
+"""The longest time that counts between two looks for reports: for longer this rank computed with them, or was
+stopped."""
+HEARTBEAT_MS = 2_000
+"""How often a follower asks another machine whether it is there."""
 MAX_PLANS_AHEAD = 16
 """That a follower may have to read; it computes each together with rank 0, so there are never more than a few."""
 WAIT_MS = 100
+LINGER_SECONDS = 1.0
+"""For what a follower that is refused is told."""
+UNLIKE = "has another model, version or options than rank 0: start serve with the same on all machines"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +86,31 @@ class LeaderLost(Exception):
     """Rank 0 has ended."""
 
 
+class Silence:
+    """How long nothing was heard of each follower."""
+
+    def __init__(self, ranks: Sequence[int], limit: float) -> None:
+        self._seconds, self._limit, self._looked = dict.fromkeys(ranks, 0.0), limit, time.monotonic()
+
+    def heard(self, rank: int) -> None:
+        """Of a rank."""
+        self._seconds[rank] = 0.0
+
+    def check(self) -> None:
+        """After each look for reports. Raises AssertionError for a rank that is lost."""
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, LOOK_SECONDS), now
+        for rank, seconds in self._seconds.items():
+            self._seconds[rank] = seconds + passed
+            assert seconds + passed <= self._limit, f"rank {rank} was silent for {self._limit:.0f} s"
+
+
 class Followers:
     """Rank 0's side."""
 
-    def __init__(self, endpoints: Endpoints, timeout_seconds: float) -> None:
-        """`timeout_seconds`: until a follower that does not read is an assertion."""
+    def __init__(self, endpoints: Endpoints, timeout_seconds: float, silence_seconds: float = inf) -> None:
+        """`timeout_seconds`: until a follower that does not read is an assertion; `silence_seconds`: until one that
+        does not report is."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._plans = [_socket(self._context, zmq.PUSH) for _ in endpoints.plans]
         for socket, address in zip(self._plans, endpoints.plans, strict=True):
@@ -87,6 +119,7 @@ class Followers:
         self._reports = _socket(self._context, zmq.PULL)
         self._reports.bind(endpoints.reports)
         self._sent = 0
+        self._silence = Silence(range(1, len(self._plans) + 1), silence_seconds)
         self.stats: dict[int, RankStats] = {}
         """The newest of each follower, by rank; `wait_for_reports` reads them."""
 
@@ -102,15 +135,18 @@ class Followers:
                 if not isinstance(message, Ready) or not 1 <= message.rank <= len(self._plans):
                     raise FrameError(f"{message} comes before every rank is ready")
                 if message.facts.likeness != own.likeness:
-                    raise PlanError(
-                        f"rank {message.rank} has another model, version or options than rank 0: "
-                        "start serve with the same on all machines"
-                    )
+                    self._refuse(message.rank, own)
                 facts[message.rank] = message.facts
         agreed = _least([own, *facts.values()])
         for socket in self._plans:
             socket.send(_encoder.encode(agreed))
         return agreed
+
+    def _refuse(self, rank: int, own: PoolFacts) -> NoReturn:
+        """The follower is told what this rank is, and sees that it is not alike."""
+        self._plans[rank - 1].send(_encoder.encode(own))
+        self._context.destroy(linger=round(LINGER_SECONDS * 1000))
+        raise PlanError(f"rank {rank} {UNLIKE}")
 
     def send(self, plan: StepPlan) -> None:
         """To all. Raises AssertionError if one does not read."""
@@ -123,13 +159,15 @@ class Followers:
                 raise AssertionError(f"rank {rank} does not read its plans") from None
 
     def wait_for_reports(self, timeout_ms: int) -> None:
-        """Read what has come, or comes within the time."""
+        """Read what has come, or comes within the time. Raises AssertionError for a follower that is lost."""
         while self._reports.poll(timeout_ms):
             timeout_ms = 0
             message = _decode(_reports, self._reports.recv())
             if not isinstance(message, Report) or not 1 <= message.stats.rank <= len(self._plans):
                 raise FrameError(f"{message} is no report")
             self.stats[message.stats.rank] = message.stats
+            self._silence.heard(message.stats.rank)
+        self._silence.check()
 
     def close(self) -> None:
         """The sockets."""
@@ -143,18 +181,25 @@ class Leader:
         self._rank, self._received = rank, 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._plans = _socket(self._context, zmq.PULL)
+        if endpoints.plans[rank - 1].startswith("tcp:"):  # which alone would not tell of a machine without power
+            self._plans.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            self._plans.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5 * HEARTBEAT_MS)
         self._losses = self._plans.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._plans.connect(endpoints.plans[rank - 1])
         self._reports = _socket(self._context, zmq.PUSH)
         self._reports.connect(endpoints.reports)
 
     def agree(self, own: PoolFacts, wait: Callable[[], None]) -> PoolFacts:
-        """This rank is ready; what all have room for, when all are. `wait` as in `Followers.agree`."""
+        """This rank is ready; what all have room for, when all are. `wait` as in `Followers.agree`. Raises PlanError
+        where this rank would compute something else than rank 0."""
         self._reports.send(_encoder.encode(Ready(self._rank, own)))
         while not self._plans.poll(WAIT_MS):
             self._check()
             wait()
-        return _decode(_facts, self._plans.recv())
+        agreed = _decode(_facts, self._plans.recv())
+        if agreed.likeness != own.likeness:
+            raise PlanError(f"this rank {UNLIKE}")
+        return agreed
 
     def receive(self, timeout_ms: int) -> StepPlan | None:
         """The next plan; None if there is none within the time. Raises FrameError for another one, LeaderLost if there
@@ -169,7 +214,7 @@ class Leader:
         return plan
 
     def _check(self) -> None:
-        if self._losses.poll(0):
+        if self._losses.poll(0) and not self._plans.poll(0):
             raise LeaderLost("rank 0 has ended")
 
     def report(self, stats: RankStats) -> None:

@@ -21,9 +21,6 @@ from server.pulse import PulseWatch
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Compute threads sleep while they wait: one that spins on a busy core costs the gateway milliseconds."""
 
-RANK_SETTINGS = OPENMP_SETTINGS | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
-"""Rank 0 listens for the others, also where torchrun started the server and listens itself."""
-
 MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 """Freed blocks of a megabyte go back to the system at once. Otherwise the C library learns from the first images to
 keep blocks of up to 32 MiB in each thread's heap: a few photographs leave the API process 100 MB larger for good."""
@@ -90,7 +87,7 @@ class Rank:
         self.child = Child(
             module,
             [run_dir, generation, self.pulse.pipe, *others],
-            RANK_SETTINGS,
+            OPENMP_SETTINGS,
             when_orphaned=signal.SIGKILL,
             inherited=[self.pulse.pipe, *inherited],
         )

@@ -19,7 +19,9 @@ from server.config import ServeConfig
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
-RETRY_SECONDS = 0.5
+BACKOFF_SECONDS = (0.5, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Before the next start, by the number of starts in a row that ended early."""
+EARLY_SECONDS = 30.0
 
 
 class Node:
@@ -34,16 +36,24 @@ class Node:
         self._stopping = True
 
     def run(self) -> int:
-        """Until told to stop, or a rank finds the configuration at fault."""
+        """Until told to stop, or a rank finds the configuration at fault, or is refused for it by machine 0."""
         folder = Path(tempfile.mkdtemp(prefix="firstlight-"))
         try:
-            generation = 0
+            generation = early = 0
+            began = time.monotonic()
             while (code := self._run_once(folder, generation)) != EXIT_BAD_CONFIGURATION and not self._stopping:
-                time.sleep(RETRY_SECONDS)
+                early = early + 1 if time.monotonic() - began < EARLY_SECONDS else 0
+                self._pause(BACKOFF_SECONDS[min(early, len(BACKOFF_SECONDS) - 1)])
+                began = time.monotonic()
                 generation += 1
             return 0 if self._stopping else code
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._stopping:
+            time.sleep(POLL_SECONDS)
 
     def _run_once(self, folder: Path, generation: int) -> int:
         ranks = EngineProcess(folder, generation, self._config.runtime)

@@ -42,7 +42,7 @@ def measure(rank: int, size: int, descriptor: int, folder: str) -> None:
     set_threads(1)
     shared = medians(SharedMemoryCollectives(descriptor, rank, size, TIMEOUT_S), 2000)
     layout = Layout(rank=rank, tensor_size=size)
-    gloo = medians(connect(layout, f"file://{folder}/meet", torch.device("cpu"), TIMEOUT_S).tensor, 100)
+    gloo = medians(connect(layout, f"file://{folder}/meet", 2, torch.device("cpu"), TIMEOUT_S).tensor, 100)
     disconnect()
     if rank == 0:
         for floats, ours, theirs in zip(SIZES, shared, gloo, strict=True):

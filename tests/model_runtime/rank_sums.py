@@ -12,7 +12,7 @@ from model_runtime.parallel import connect, disconnect
 def main() -> None:
     """Join, sum, say what came out."""
     rank, size, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    mesh = connect(Layout(rank=rank, tensor_size=size), f"file://{file}", torch.device("cpu"), 30.0)
+    mesh = connect(Layout(rank=rank, tensor_size=size), f"file://{file}", size, torch.device("cpu"), 30.0)
     x = torch.tensor([1.0, 2.0]) * 10**rank
     mesh.tensor.all_reduce(x)
     disconnect()

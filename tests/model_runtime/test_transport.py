@@ -1,5 +1,8 @@
 """Rank 0 and its followers: readiness, plans in order, reports; nonsense and gaps are typed errors."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -8,12 +11,13 @@ from pathlib import Path
 import pytest
 import zmq
 
+from model_runtime import transport
 from model_runtime.group import local_place
 from model_runtime.layout import Layout
 from model_runtime.memory import PlanError
 from model_runtime.plan_frames import FrameError, encode
 from model_runtime.rank_stats import RankStats
-from model_runtime.transport import Endpoints, Followers, Leader, LeaderLost, PoolFacts
+from model_runtime.transport import Endpoints, Followers, Leader, LeaderLost, PoolFacts, Silence
 from tests.model_runtime.test_plan_frames import differences, full_plan
 
 WAIT_MS = 20_000
@@ -112,8 +116,7 @@ def test_a_rank_that_would_compute_something_else_is_refused(endpoints: Endpoint
         joining = pool.submit(leader.agree, PoolFacts(1, 1, 0, "int8"), lambda: None)
         with pytest.raises(PlanError, match="rank 1 has another model, version or options than rank 0"):
             followers.agree(PoolFacts(1, 1, 0, "float16"), lambda: None)
-        followers.close()
-        with pytest.raises(LeaderLost):
+        with pytest.raises(PlanError, match="this rank has another model, version or options than rank 0"):
             joining.result(20)
     leader.close()
 
@@ -129,16 +132,51 @@ def test_waiting_for_ranks_can_be_ended(endpoints: Endpoints) -> None:
         side.close()
 
 
+def wait_for_loss(leader: Leader) -> None:
+    for _ in range(200):
+        leader.receive(100)
+
+
 def test_the_end_of_rank_0_is_noticed(both: tuple[Followers, list[Leader]]) -> None:
     followers, leaders = both
     followers.close()
 
-    def wait() -> None:
-        for _ in range(200):
-            leaders[0].receive(100)
-
     with pytest.raises(LeaderLost):
-        wait()
+        wait_for_loss(leaders[0])
+
+
+def test_rank_0_is_missed_where_its_machine_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is stopped, so that no connection ends."""
+    monkeypatch.setattr(transport, "HEARTBEAT_MS", 20)
+    script = (
+        "import time, zmq; socket = zmq.Context().socket(zmq.PUSH); "
+        "print(socket.bind_to_random_port('tcp://127.0.0.1'), flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as silent:
+        assert silent.stdout is not None
+        port = int(silent.stdout.readline())
+        leader = Leader(Endpoints(plans=(f"tcp://127.0.0.1:{port}",), reports="tcp://127.0.0.1:9"), 1)
+        for _ in range(20):  # heartbeats are answered
+            assert leader.receive(10) is None
+        silent.send_signal(signal.SIGSTOP)
+        with pytest.raises(LeaderLost):
+            wait_for_loss(leader)
+        leader.close()
+        silent.kill()
+
+
+def test_a_follower_that_does_not_report_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only time in which rank 0 looks counts: after a long step the reports may still be on their way."""
+    clock = [100.0]
+    monkeypatch.setattr(transport.time, "monotonic", lambda: clock[0])
+    silence = Silence((1, 2), 10.0)
+    for _ in range(20):
+        clock[0] += 7.0
+        silence.heard(2)
+        silence.check()
+    clock[0] += 0.1
+    with pytest.raises(AssertionError, match="rank 1 was silent for 10 s"):
+        silence.check()
 
 
 def test_a_follower_that_does_not_read_is_an_assertion(endpoints: Endpoints) -> None:
