@@ -5,15 +5,17 @@ A tool, run by hand on CPU or GPU. `--folder` holds checkpoints and learning cur
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from server.embedded import embedded_path
 from server.prompt.source import read_source
 from vision.embedded.align import AlignConfig, AlignRun, Seer
 from vision.embedded.encoder import EncoderConfig, EncoderRun, Painters, load_encoder
+from vision.embedded.export import write_eyes, write_merged
 from vision.embedded.gate import Gate
 from vision.embedded.language import Language, read_weights
 from vision.embedded.painter import EVALUATION, TRAIN, UNSEEN_VENDOR, load_painter
@@ -21,7 +23,7 @@ from vision.embedded.sources import SourceError
 from vision.embedded.tower import TowerConfig
 
 PAUSE_S = 1.0
-STAGES = ("encoder", "align")
+STAGES = ("encoder", "align", "export")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,17 +64,31 @@ def train_encoder(options: argparse.Namespace, painters: Painters, wait: Callabl
     run.run(wait)
 
 
-def align(options: argparse.Namespace, painters: Painters, wait: Callable[[], None]) -> None:
-    """The second stage, from the encoder's checkpoint as it is."""
+def _aligned(options: argparse.Namespace, painters: Painters, weights: Mapping[str, Tensor]) -> AlignRun:
+    """From the checkpoints as they are."""
     tower, heads = load_encoder(options.folder, TowerConfig())
-    gate = Gate(tower, heads, painters.evaluation, AlignConfig().measure_count)
     torch.manual_seed(AlignConfig().seed)
-    language = Language(read_weights(), torch.device(options.device))
+    language = Language(weights, torch.device(options.device))
     seer = Seer(tower, heads, language, read_source(embedded_path()).fast)
-    config = AlignConfig(scenes=options.scenes)
-    run = AlignRun(options.folder, painters.train, config, seer)
-    print(f"alignment: step {run.step} of {config.steps}; the encoder alone: {gate.encoder}", flush=True)
+    return AlignRun(options.folder, painters.train, AlignConfig(scenes=options.scenes), seer)
+
+
+def align(options: argparse.Namespace, painters: Painters, wait: Callable[[], None]) -> None:
+    """The second stage."""
+    gate = Gate(*load_encoder(options.folder, TowerConfig()), painters.evaluation, AlignConfig().measure_count)
+    run = _aligned(options, painters, read_weights())
+    print(f"alignment: step {run.step} of {run.config.steps}; the encoder alone: {gate.encoder}", flush=True)
     run.run(wait, gate.measure)
+
+
+def export(options: argparse.Namespace, painters: Painters, wait: Callable[[], None]) -> None:
+    """The last stage: `eyes` for the repository, and `merged`, which can be served as it is."""
+    weights = read_weights()
+    seer = _aligned(options, painters, weights).seer
+    parts = seer.tower, seer.projector, seer.language.adapters, weights
+    write_eyes(options.folder / "eyes", *parts)
+    write_merged(options.folder / "merged", *parts, read_source(embedded_path()))
+    print(f"written: {options.folder / 'eyes'} and {options.folder / 'merged'}", flush=True)
 
 
 def main() -> None:
@@ -86,7 +102,7 @@ def main() -> None:
     except SourceError as error:
         arguments.error(str(error))
     painters = Painters(train=train, evaluation=evaluation, unseen=unseen)
-    stages = {"encoder": train_encoder, "align": align}
+    stages = {"encoder": train_encoder, "align": align, "export": export}
     for stage in options.stage or STAGES:
         stages[stage](options, painters, waiter(options.pause_while))
 

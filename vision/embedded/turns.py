@@ -16,6 +16,8 @@ from vision.embedded.questions import Question
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 """What the embedded model's template puts first."""
 BEFORE, AFTER, END = f"{SYSTEM}<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"
+BETWEEN = "\n"
+"""What the server puts between a picture and the text after it, where a template knows text only."""
 IMAGE_TOKEN = 16
 """<empty_output>, a control token that nothing else uses."""
 
@@ -51,7 +53,7 @@ def turns(tokenizer: Tokenizer, asked: Sequence[Question], patches: int) -> Turn
     shared = len(ids)
     positions, branch, wanted = list(range(shared)), [0] * shared, [-100] * shared
     for number, question in enumerate(asked, 1):
-        before = encode(tokenizer, question.text + AFTER)
+        before = encode(tokenizer, BETWEEN + question.text + AFTER)
         answer = encode(tokenizer, question.answer + END)
         both = before + answer
         ids += both

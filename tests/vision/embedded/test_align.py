@@ -1,57 +1,36 @@
 """The language model for training is SmolLM2's architecture; questions that share a picture do not see each other."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from server.embedded import embedded_path
-from server.prompt.source import read_source
+from tests.vision.embedded.tiny import CPU, language_weights, make_language, make_seer
 from vision.embedded.align import AlignConfig, AlignRun, Seer, right_answers, scene_turns
 from vision.embedded.gate import Gate
 from vision.embedded.heads import Heads
 from vision.embedded.language import Language
 from vision.embedded.painter import Painter
 from vision.embedded.questions import Question
-from vision.embedded.tower import Tower, TowerConfig
 from vision.embedded.turns import IMAGE_TOKEN, turns
 
 pytestmark = pytest.mark.model
-CPU = torch.device("cpu")
-SMALL = TowerConfig(width=64, layers=1, heads=8, local_layers=0)
-HIDDEN = 256
-"""At least as many as the heads have rows."""
 
 
 @pytest.fixture(scope="module")
 def reference() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=HIDDEN,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        rms_norm_eps=1e-5,
-        rope_theta=100_000.0,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config).eval().to(torch.bfloat16)
+    return make_language()
 
 
 @pytest.fixture
 def seer(reference: LlamaForCausalLM) -> Seer:
-    torch.manual_seed(1)
-    weights: Mapping[str, torch.Tensor] = reference.state_dict()
-    return Seer(Tower(SMALL), Heads(64), Language(weights, CPU), read_source(embedded_path()).fast)
+    return make_seer(reference)
 
 
 def test_language_equals_transformers(reference: LlamaForCausalLM) -> None:
-    language = Language(reference.state_dict(), CPU)
+    language = Language(language_weights(reference), CPU)
     ids = torch.randint(0, 49152, (1, 12))
     with torch.no_grad():
         expected = reference(ids).logits[0].float()
