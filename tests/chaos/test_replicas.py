@@ -35,7 +35,7 @@ def pair() -> Iterator[Server]:
 
 
 def replicas(server: Server) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = server.progress()["replicas"]  # type: ignore[assignment]
+    found: list[dict[str, Any]] = server.progress()["replicas"]
     return found
 
 

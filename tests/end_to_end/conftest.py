@@ -84,7 +84,7 @@ class Server:
                     named[title.removeprefix("firstlight: ").strip()] = child
         return named
 
-    def progress(self) -> dict[str, float]:
+    def progress(self) -> dict[str, Any]:
         return self.http.get("/health/progress", timeout=10).json()
 
     def is_ready(self) -> bool:
