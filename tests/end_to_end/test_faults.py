@@ -39,7 +39,7 @@ def copying(server: Server) -> dict[str, Any]:
 
 def test_h01_an_error_in_mid_stream_is_told() -> None:
     """Here the deadline's; `test_processes.py` has that of a dying engine."""
-    with run_server("--request-timeout", "2") as server:
+    with run_server("--request-timeout", "3") as server:
         body = {"model": server.model, "prompt": "Once", "max_tokens": 8000, "ignore_eos": True}
         with server.http.stream("POST", COMPLETIONS, json=body | {"stream": True}) as response:
             assert response.status_code == 200

@@ -148,16 +148,17 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_large_vocabulary_parses_quickly(tmp_path: Path) -> None:
-    """49 152 tokens and 48 900 merges, the size of SmolLM2's; the best of three, since machines are shared."""
+    """49 152 tokens and 48 900 merges, the size of SmolLM2's; the best of three, in processor time, since machines are
+    shared."""
     words = b"".join(text(f"Ġ{index:x}".encode()) for index in range(98_052))
     array = text(b"tokens") + struct.pack("<IIQ", 9, 8, 98_052) + words
     path = tmp_path / "vocabulary.gguf"
     path.write_bytes(header(3, 0, 1) + array)
     took = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()
         file = read_gguf(path)
-        took.append(time.perf_counter() - started)
+        took.append(time.process_time() - started)
     tokens = file.metadata["tokens"]
     assert isinstance(tokens, list)
     assert tokens[-1] == f"Ġ{98_051:x}"

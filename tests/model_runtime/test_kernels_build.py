@@ -171,6 +171,7 @@ def test_structures_are_those_of_the_sources() -> None:
         declared = []
         for declaration in re.sub(r"//.*", "", body[1]).split(";")[:-1]:
             kind, names = re.fullmatch(r"\s*(?:const )?(\w+) ?(.*)", declaration, re.S).groups()
-            declared += [(field.strip(" *\n"), "*" if "*" in field else kind) for field in names.split(",")]
+            fields = [field.split("=")[0] for field in names.split(",")]
+            declared += [(field.strip(" *\n"), "*" if "*" in field else kind) for field in fields]
         expected = [(field, types.get(kind, kind.__name__[1:])) for field, kind in structure._fields_]
         assert declared == expected, name

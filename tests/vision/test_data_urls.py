@@ -65,10 +65,10 @@ def test_data_url_at_and_above_the_limit_of_bytes() -> None:
     assert decode_data_url(url, ImageLimits(max_image_bytes=len(PNG))) == PNG
     with pytest.raises(ImageTooLarge, match=f"more than {len(PNG) - 1} bytes"):
         decode_data_url(url, ImageLimits(max_image_bytes=len(PNG) - 1))
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ImageTooLarge, match="20971520 bytes"):
         decode_data_url("data:;base64," + "A" * 40_000_000, ImageLimits())
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_pieces_of_base64_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,12 @@ def test_every_changed_byte_of_a_png_is_noticed() -> None:
 def test_png_bomb_is_refused_before_it_grows() -> None:
     bomb = png_bomb(65_500)
     assert 400_000 < len(bomb) < 700_000
-    before, start = peak_kib(), time.perf_counter()
+    before, start = peak_kib(), time.process_time()
     with pytest.raises(ImageTooLarge, match=r"65500 x 65500.*16384 pixels a side"):
         decode(bomb, LIMITS)
     with pytest.raises(ImageTooLarge, match="limit is 12582912 pixels"):
         decode(bomb, ImageLimits(max_image_side=70_000))
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 0.1
     assert peak_kib() - before < 10_000
 
 
@@ -103,10 +103,10 @@ def claims(width: int, height: int) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", ["png", "bmp", "tiff", "jpeg", "webp"])
 @pytest.mark.parametrize(("width", "height"), [(65_500, 65_500), (16_384, 16_384), (1, 30_000), (30_000, 1)])
 def test_size_is_checked_before_pixels_in_every_format(name: str, width: int, height: int) -> None:
-    before, start = peak_kib(), time.perf_counter()
+    before, start = peak_kib(), time.process_time()
     with pytest.raises(ImageTooLarge, match=f"{width} x {height}; the limit is"):
         decode(claims(width, height)[name], LIMITS)
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 0.1
     assert peak_kib() - before < 10_000
 
 
@@ -203,10 +203,10 @@ def test_work_that_a_file_can_ask_for_is_bounded() -> None:
         (scans, "30 scans"),
         (png((1, 1), 8, 0, [b"\x07"], extra=text), "too large"),
     ):
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(CorruptImage, match=said):
             decode(data, LIMITS)
-        assert time.perf_counter() - start < 1.5
+        assert time.process_time() - start < 1.5
     assert peak_kib() - before < 80_000
 
 

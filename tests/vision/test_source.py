@@ -95,7 +95,7 @@ def test_slow_sites_cost_the_time_limit_and_no_more(silent: str) -> None:
             start = time.perf_counter()
             with pytest.raises(SourceFailed, match=r"within 0\.3 seconds"):
                 await fetcher.fetch("http://img.test/a")
-            assert 0.25 < time.perf_counter() - start < 0.6
+            assert 0.25 < time.perf_counter() - start < 1.0
 
     run(main())
 
