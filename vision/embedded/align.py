@@ -26,7 +26,7 @@ from vision.embedded.projector import Projector, start_from_words
 from vision.embedded.questions import questions
 from vision.embedded.scene import Scene
 from vision.embedded.tower import Tower
-from vision.embedded.turns import IMAGE_TOKEN, Turns, batch, encode, turns
+from vision.embedded.turns import IMAGE_TOKEN, Turns, batch, encode, question_first, turns
 
 CHECKPOINT = "align.safetensors"
 CURVE = "align.jsonl"
@@ -39,14 +39,16 @@ class AlignConfig:
     scenes: int = 20_000
     batch: int = 4
     seed: int = 2
+    question_first: float = 0.25
+    """Share of the scenes of which one question is asked before the picture, as clients may."""
     projector_rate: float = 3e-4
     adapter_rate: float = 1e-3
     warmup_steps: int = 20
     cooldown: float = 0.3
     checkpoint_every_s: float = 180.0
-    measure_every: int = 2_000
+    measure_every: int = 4_000
     """Scenes."""
-    measure_count: int = 60
+    measure_count: int = 20
 
     @property
     def steps(self) -> int:
@@ -94,9 +96,15 @@ class Seer(torch.nn.Module):
         return self.language.logits(hidden[chosen]), wanted[chosen], torch.stack((places[:, 0], branches), dim=1)
 
 
-def scene_turns(tokenizer: Tokenizer, scene: Scene, seed: int, index: int, patches: int) -> tuple[Turns, list[str]]:
-    """All questions of a scene, and their tasks."""
-    asked = questions(np.random.default_rng((seed, index, 2)), scene)
+def scene_turns(
+    tokenizer: Tokenizer, scene: Scene, seed: int, index: int, patches: int, share_first: float = 0.0
+) -> tuple[Turns, list[str]]:
+    """All questions of a scene, and their tasks; or, of a share of the scenes, one question before the picture."""
+    random = np.random.default_rng((seed, index, 2))
+    asked = questions(random, scene)
+    if random.random() < share_first:
+        one = asked[int(random.integers(len(asked)))]
+        return question_first(tokenizer, one, patches), [one.task]
     return turns(tokenizer, asked, patches), [question.task for question in asked]
 
 
@@ -156,7 +164,7 @@ class AlignRun:
         scenes = [training_scene(self.painter, config.seed, first + i) for i in range(config.batch)]
         features = self.seer.features(scenes)
         asked = [
-            scene_turns(self.seer.tokenizer, scene, config.seed, first + i, features.shape[1])
+            scene_turns(self.seer.tokenizer, scene, config.seed, first + i, features.shape[1], config.question_first)
             for i, scene in enumerate(scenes)
         ]
         logits, wanted, _ = self.seer.answers([one for one, _ in asked], features)
@@ -172,8 +180,8 @@ class AlignRun:
         self.pairs += sum(len(tasks) for _, tasks in asked)
         return float(loss.detach())
 
-    def run(self, wait: Callable[[], None], measure: Callable[[Seer], dict[str, object]]) -> None:
-        """To the end."""
+    def run(self, wait: Callable[[], None], measure: Callable[[Seer, bool], dict[str, object]]) -> None:
+        """To the end. `measure` is told whether it is the last time."""
         saved, shown = time.monotonic(), []
         while self.step < self.config.steps:
             wait()
@@ -182,7 +190,7 @@ class AlignRun:
             is_last = self.step == self.config.steps
             if done // self.config.measure_every != (done - self.config.batch) // self.config.measure_every or is_last:
                 loss, shown = round(sum(shown) / len(shown), 4), []
-                self._note({"scenes": done, "pairs": self.pairs, "loss": loss, **measure(self.seer)})
+                self._note({"scenes": done, "pairs": self.pairs, "loss": loss, **measure(self.seer, is_last)})
             if time.monotonic() - saved > self.config.checkpoint_every_s or is_last:
                 self.save()
                 saved = time.monotonic()

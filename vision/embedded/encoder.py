@@ -47,7 +47,7 @@ class EncoderConfig:
     """The last share of the steps, in which the rate falls to zero."""
     average: float = 0.998
     checkpoint_every_s: float = 180.0
-    measure_every: int = 16_384
+    measure_every: int = 32_768
     """Samples."""
     measure_count: int = 250
 

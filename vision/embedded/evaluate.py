@@ -42,26 +42,27 @@ def data_url(scene: Scene) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def body(model: str, item: Item) -> dict[str, object]:
-    """Of a chat request: picture, then question."""
+def body(model: str, item: Item, *, question_first: bool) -> dict[str, object]:
+    """Of a chat request with a picture and a question."""
     image = {"type": "image_url", "image_url": {"url": data_url(item.scene)}}
     text = {"type": "text", "text": item.question.text}
-    messages = [{"role": "user", "content": [image, text]}]
+    messages = [{"role": "user", "content": [text, image] if question_first else [image, text]}]
     return {"model": model, "messages": messages, "temperature": 0, "max_tokens": MAX_TOKENS}
 
 
 async def ask(client: httpx.AsyncClient, model: str, asked: Sequence[Item], concurrency: int) -> list[str]:
-    """What the server says to each. Raises httpx.HTTPError."""
+    """What the server says to each; every second question stands before its picture. Raises httpx.HTTPError."""
     slots = asyncio.Semaphore(concurrency)
 
-    async def one(item: Item) -> str:
+    async def one(item: Item, question_first: bool) -> str:
         async with slots:
-            response = await client.post("/v1/chat/completions", json=body(model, item))
+            request = body(model, item, question_first=question_first)
+            response = await client.post("/v1/chat/completions", json=request)
         response.raise_for_status()
         said: str = response.json()["choices"][0]["message"]["content"]
         return said
 
-    return list(await asyncio.gather(*(one(item) for item in asked)))
+    return list(await asyncio.gather(*(one(item, i % 2 == 1) for i, item in enumerate(asked))))
 
 
 async def evaluate(

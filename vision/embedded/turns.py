@@ -17,7 +17,7 @@ SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, train
 """What the embedded model's template puts first."""
 BEFORE, AFTER, END = f"{SYSTEM}<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"
 BETWEEN = "\n"
-"""What the server puts between a picture and the text after it, where a template knows text only."""
+"""What the server puts between a picture and text, where a template knows text only."""
 IMAGE_TOKEN = 16
 """<empty_output>, a control token that nothing else uses."""
 
@@ -65,6 +65,19 @@ def turns(tokenizer: Tokenizer, asked: Sequence[Question], patches: int) -> Turn
         positions=torch.tensor(positions),
         branch=torch.tensor(branch),
         wanted=torch.tensor(wanted),
+    )
+
+
+def question_first(tokenizer: Tokenizer, question: Question, patches: int) -> Turns:
+    """A request whose text comes before its picture: one question, since what the picture's tokens hear is another."""
+    before = encode(tokenizer, BEFORE + question.text + BETWEEN) + [IMAGE_TOKEN] * patches + encode(tokenizer, AFTER)
+    answer = encode(tokenizer, question.answer + END)
+    length = len(before) + len(answer)
+    return Turns(
+        ids=torch.tensor(before + answer),
+        positions=torch.arange(length),
+        branch=torch.ones(length, dtype=torch.long),
+        wanted=torch.tensor([-100] * (len(before) - 1) + answer + [-100]),
     )
 
 

@@ -14,7 +14,7 @@ from vision.embedded.heads import Heads
 from vision.embedded.language import Language
 from vision.embedded.painter import Painter
 from vision.embedded.questions import Question
-from vision.embedded.turns import IMAGE_TOKEN, turns
+from vision.embedded.turns import IMAGE_TOKEN, question_first, turns
 
 pytestmark = pytest.mark.model
 
@@ -49,6 +49,17 @@ def test_questions_of_a_picture_do_not_see_each_other(seer: Seer) -> None:
     assert places.tolist() == [[0, 1], [0, 1], [0, 1], [0, 2], [0, 2]]
     torch.testing.assert_close(both, torch.cat(alone), rtol=0.02, atol=0.02)
     assert int((turns(seer.tokenizer, asked, 64).ids == IMAGE_TOKEN).sum()) == 64
+
+
+def test_a_question_may_stand_before_its_picture(seer: Seer) -> None:
+    found = question_first(seer.tokenizer, Question("a", "What is this?", "a dog"), 64)
+    text = seer.tokenizer.decode(found.ids.tolist(), skip_special_tokens=False)
+    before, _, after = text.partition("<empty_output>" * 64)
+    assert before.endswith("<|im_start|>user\nWhat is this?\n")
+    assert after == "<|im_end|>\n<|im_start|>assistant\na dog<|im_end|>"
+    _, wanted, places = seer.answers([found], torch.randn(1, 64, 64))
+    assert seer.tokenizer.decode(wanted.tolist(), skip_special_tokens=False) == "a dog<|im_end|>"
+    assert places[:, 1].tolist() == [1, 1, 1]
 
 
 def test_a_class_begins_as_the_embedding_of_its_name(seer: Seer) -> None:

@@ -61,11 +61,13 @@ def test_every_task_has_its_number_of_questions(evaluation_painter: Painter) -> 
 def test_answers_are_asked_for_and_counted(evaluation_painter: Painter) -> None:
     """The server of the test knows each picture and its colour."""
     asked = items(evaluation_painter, 12, ("shapes",))["colour"]
+    orders: list[str] = []
     known = {item.scene.pixels.tobytes(): item.question.answer for item in asked}
 
     def answer(request: httpx.Request) -> httpx.Response:
         sent = json.loads(request.content)
-        image, text = sent["messages"][0]["content"]
+        image, text = sorted(sent["messages"][0]["content"], key=lambda part: part["type"])
+        orders.append(sent["messages"][0]["content"][0]["type"])
         assert (sent["temperature"], sent["model"]) == (0, "m") and text["text"] in {i.question.text for i in asked}
         data = base64.b64decode(image["image_url"]["url"].partition(",")[2])
         pixels = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
@@ -76,6 +78,7 @@ def test_answers_are_asked_for_and_counted(evaluation_painter: Painter) -> None:
             return (await evaluate(client, "m", {"colour": asked}, 2, control=control))["colour"]
 
     assert asyncio.run(run(control=False)) == (1.0, 12)
+    assert orders.count("text") == orders.count("image_url") == 6
     next_answers = [item.question.answer for item in (*asked[1:], asked[0])]
     by_chance = sum(item.question.answer == other for item, other in zip(asked, next_answers, strict=True))
     assert by_chance < 6
