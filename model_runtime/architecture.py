@@ -57,18 +57,24 @@ class LatentAttention:
 class Experts:
     """A mixture of experts in place of a layer's feed-forward block (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
 
-    first_layer: int
-    """Layers before this one have an ordinary feed-forward block."""
+    dense_layers: tuple[int, ...]
+    """Layers that have an ordinary feed-forward block."""
     num_experts: int
     num_chosen: int
     """Experts that compute a token."""
+    router: Literal["sigmoid", "softmax"]
+    """What makes scores of the router's logits."""
+    choice_bias: bool
+    """Whether experts are chosen by their scores and a bias each; the scores weigh them without it."""
     num_groups: int
     num_chosen_groups: int
     """Groups of experts that a token's experts are chosen from."""
     intermediate_size: int
     """Of one expert."""
     shared_size: int
-    """Intermediate size of the block that computes every token beside the chosen experts."""
+    """Intermediate size of the block that computes every token beside the chosen experts; 0: there is none."""
+    shared_gate: bool
+    """Whether a number for each token weighs what that block gives (Qwen2-MoE)."""
     renormalise: bool
     """Whether the weights of the chosen experts are divided by their sum."""
     scale: float

@@ -133,6 +133,8 @@ def load_next_token_layer(path: Path, ops: Ops, device: torch.device, precision:
     keys = opened.source.keys()
     if not config.num_draft_layers or not any(key.startswith(prefix) for key in keys):
         raise CheckpointError("the speculation method mtp needs layers for multi-token prediction, and there are none")
+    if config.latent is None:
+        raise CheckpointError(f"the speculation method mtp is not supported for {config.family}")
     shared = {prefix + key for key in SHARED}
     return load_parameters(
         next_token_table(config),

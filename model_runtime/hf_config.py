@@ -9,7 +9,8 @@ import math
 from dataclasses import replace
 
 from model_runtime.architecture import ModelConfig, RopeConfig
-from model_runtime.hf_deepseek import with_deepseek
+from model_runtime.hf_deepseek import with_latent
+from model_runtime.hf_experts import with_experts
 from model_runtime.hf_layers import read_rotations, read_windows
 from model_runtime.hf_scales import refuse_structure, with_scales
 from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
@@ -146,7 +147,7 @@ def _check_supported(config: Json, family: Family) -> None:
 def _read_text(config: Json, name: str, generation_config: Json | None) -> ModelConfig:
     family = FAMILIES[name]
     config = {**COMMON_DEFAULTS, **family.defaults, **config}
-    if family.is_deepseek:
+    if family.is_latent:
         config = {**config, "head_dim": value_of(config, "qk_rope_head_dim")}
     _check_supported(config, family)
     num_layers, num_heads = integer(config, "num_hidden_layers"), integer(config, "num_attention_heads")
@@ -170,7 +171,7 @@ def _read_text(config: Json, name: str, generation_config: Json | None) -> Model
             qkv_bias=flag(config, family.qkv_bias),
             output_bias=flag(config, family.output_bias),
             mlp_bias=flag(config, family.mlp_bias),
-            qk_norm=family.qk_norm,
+            qk_norm=family.qk_norm if flag(config, family.qk_norm_key or True) else "none",
             tie_word_embeddings=flag(config, "tie_word_embeddings"),
             eos_token_ids=_eos_token_ids(config, generation_config),
             norm="layer" if family.is_layer_norm else "rms",
@@ -179,5 +180,6 @@ def _read_text(config: Json, name: str, generation_config: Json | None) -> Model
             other_rope_layers=other_rope_layers,
         )
     )
-    read = with_deepseek(read, config) if family.is_deepseek else with_scales(read, config, family)
+    read = with_latent(read, config) if family.is_latent else with_scales(read, config, family)
+    read = with_experts(read, config, family)
     return _gemma(read, config) if family.is_gemma else read

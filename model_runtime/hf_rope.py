@@ -39,7 +39,8 @@ def rope_parameters(config: Json) -> dict[str, object]:
 def _rotary_dim(config: Json, parameters: dict[str, object], family: Family, head_dim: int) -> int:
     """Channels of a head that are rotated."""
     key = "partial_rotary_factor"
-    factors = {key: config.get(key, 1.0)} | parameters
+    of_channels = integer(config, "rotary_dim") / head_dim if "rotary_dim" in config else 1.0
+    factors = {key: config.get(key, of_channels)} | parameters
     if not family.partial_rotary:
         if factors[key] != 1.0:
             fail(key, factors[key], "1: this model_type rotates whole heads")

@@ -129,7 +129,7 @@ def split(config: ModelConfig, size: int, *, whole_experts: bool = False) -> tup
 def _check(config: ModelConfig, size: int, whole_experts: bool) -> None:
     counts = {"query heads": config.num_heads, "tokens": config.vocab_size, "columns": config.intermediate_size}
     if config.experts is not None:
-        counts["columns of shared experts"] = config.experts.shared_size
+        counts["columns of shared experts"] = config.experts.shared_size or size
         counts["columns of an expert"] = size if whole_experts else config.experts.intermediate_size
         counts["experts"] = config.experts.num_experts if whole_experts else size
     elif whole_experts:
@@ -191,7 +191,8 @@ def _experts(config: ModelConfig, size: int, whole_experts: bool) -> tuple[list[
     else:
         expert, experts = _columns(columns, chosen, [0] * size), [Part(0, count, count)] * size
     usual = [chosen * mine.count * some.count // count for mine, some in zip(expert, experts, strict=True)]
-    return expert, experts, _columns(config.experts.shared_size, 1, usual)
+    shared = config.experts.shared_size
+    return expert, experts, _columns(shared, 1, usual) if shared else [Part(0, 0, 1)] * size
 
 
 def _columns(columns: int, work_of_column: int, work: Sequence[int]) -> list[Part]:

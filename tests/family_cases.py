@@ -1,4 +1,4 @@
-"""Tiny random models of every family of dense text models, in transformers' classes: what differs between one file of a
+"""Tiny random models of many families of text models, in transformers' classes: what differs between one file of a
 family and another is drawn. Used by the tests of the runtime."""
 
 import random
@@ -103,6 +103,46 @@ def exaone4(draw: random.Random) -> Overrides:
     return draw.choice((layer_types(draw), {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS}))
 
 
+def experts(key: str) -> Callable[[random.Random], Overrides]:
+    """`key` is the family's for their number."""
+
+    def of_family(draw: random.Random) -> Overrides:
+        sizes = {"moe_intermediate_size": draw.choice((8, 24)), "num_experts_per_tok": draw.choice((1, 2, 3))}
+        return {key: draw.choice((4, 6))} | sizes
+
+    return of_family
+
+
+def qwen2_moe(draw: random.Random) -> Overrides:
+    dense = {"mlp_only_layers": draw.choice(([], [1])), "decoder_sparse_step": draw.choice((1, 2))}
+    shared = {"shared_expert_intermediate_size": draw.choice((8, 40)), "norm_topk_prob": draw.choice((False, True))}
+    return dense | shared | {"qkv_bias": draw.choice((False, True))}
+
+
+def qwen3_moe(draw: random.Random) -> Overrides:
+    return qwen2_moe(draw) | {"attention_bias": draw.choice((False, True))}
+
+
+def mixtral(draw: random.Random) -> Overrides:
+    return {"sliding_window": draw.choice((None, 9))}
+
+
+def olmoe(draw: random.Random) -> Overrides:
+    return olmo2(draw) | {"norm_topk_prob": draw.choice((False, True))}
+
+
+def glm4_moe(draw: random.Random) -> Overrides:
+    groups = {"n_group": draw.choice((1, 2)), "topk_group": 1, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    weights = {"routed_scaling_factor": 1.7, "norm_topk_prob": draw.choice((False, True))}
+    dense = {"first_k_dense_replace": draw.choice((0, 1)), "use_qk_norm": draw.choice((False, True))}
+    return glm(draw) | groups | weights | dense
+
+
+def minimax_m2(draw: random.Random) -> Overrides:
+    heads = {"num_key_value_heads": draw.choice((2, 4)), "head_dim": 16}
+    return heads | {"rope_parameters": rope(draw) | {"partial_rotary_factor": draw.choice((0.5, 1.0))}}
+
+
 DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "cohere": (plain, cohere),
     "cohere2": (plain, layer_types, cohere),
@@ -110,11 +150,17 @@ DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "gemma2": (plain, gemma2),
     "glm": (plain, glm),
     "glm4": (plain, glm),
+    "glm4_moe": (plain, experts("n_routed_experts"), glm4_moe),
     "granite": (plain, granite),
+    "minimax_m2": (plain, experts("num_local_experts"), minimax_m2),
     "ministral": (plain, layer_types),
+    "mixtral": (plain, experts("num_local_experts"), mixtral),
     "olmo2": (plain, olmo2),
     "olmo3": (plain, olmo3),
+    "olmoe": (plain, experts("num_experts"), olmoe),
     "phi3": (plain, phi3),
+    "qwen2_moe": (plain, experts("num_experts"), qwen2_moe),
+    "qwen3_moe": (plain, experts("num_experts"), qwen3_moe),
     "seed_oss": (plain, lambda draw: {"attention_out_bias": draw.choice((False, True))} | biases(draw)),
     "smollm3": (plain, smollm3),
 }
@@ -138,7 +184,8 @@ def make_random_model(folder: Path, family: str, seed: int) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.12, generator=generator)
+        biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+        for name, tensor in [*model.named_parameters(), *biases]:
+            tensor.normal_(1.0 if "norm" in name else 0.0, 0.12, generator=generator)
     model.save_pretrained(folder)
     return model

@@ -1,5 +1,6 @@
-"""A mixture of experts with its router and weight table, as DeepSeek-V3 has it (arXiv 2412.19437, section 2.1.2).
-Called by the decoder, engine and worker processes.
+"""A mixture of experts with its router and weight table, as DeepSeek-V3 has it (arXiv 2412.19437, section 2.1.2), or
+with less: without groups, bias or shared block, or with softmax for scores (Mixtral, arXiv 2401.04088). Called by the
+decoder, engine and worker processes.
 
 A token's result does not depend on the other tokens of the step: the router works row by row in exact or compiled
 operations, and a token's experts are added up in ascending order, whichever tokens they compute beside it. Ranks have
@@ -33,13 +34,20 @@ def moe_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
     single = replace(config, intermediate_size=experts.intermediate_size)
     shared = replace(config, intermediate_size=experts.shared_size)
     router = (Slot(f"{key}.gate", experts.num_experts),)
-    bias = Slot(f"{key}.gate.e_score_correction_bias", experts.num_experts)
     table = [replace(p, fewest_bits=32) for p in linear_table(f"{name}.router", router, config.hidden_size, bias=False)]
-    table.append(Parameter(name=f"{name}.choice_bias", slots=(bias,)))
+    if experts.choice_bias:
+        bias = Slot(f"{key}.gate.e_score_correction_bias", experts.num_experts)
+        table.append(Parameter(name=f"{name}.choice_bias", slots=(bias,)))
     for expert in range(experts.num_experts):
         parameters = mlp_table(single, f"{name}.experts.{expert}", f"{key}.experts.{expert}", "expert")
         table += [replace(parameter, expert=expert) for parameter in parameters]
-    return table + mlp_table(shared, f"{name}.shared", f"{key}.shared_experts", "shared")
+    if experts.shared_gate:
+        gate = (Slot(f"{key}.shared_expert_gate", 1),)
+        gate_table = linear_table(f"{name}.shared_gate", gate, config.hidden_size, bias=False)
+        table += [replace(parameter, fewest_bits=32) for parameter in gate_table]
+    if experts.shared_size:
+        table += mlp_table(shared, f"{name}.shared", f"{key}.shared_experts", "shared")
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +68,12 @@ class Route:
         return zip(experts, torch.split(row_P, counts), torch.split(weight_P1, counts), strict=True)
 
 
-def route(ops: Ops, logits_TN: Tensor, choice_bias_N: Tensor, experts: Experts) -> Route:
-    """The best experts of the best groups by score with bias, a group being as good as its best two experts together;
-    their weights are the scores without bias."""
-    score_TN = _sigmoid(ops, logits_TN)
-    choice_TGM = (score_TN + choice_bias_N).view(score_TN.shape[0], experts.num_groups, -1)
-    best_TG2 = choice_TGM.topk(2, dim=-1).values
-    group_TG = best_TG2[..., 0] + best_TG2[..., 1]
-    chosen_TJ = group_TG.topk(experts.num_chosen_groups, dim=-1).indices
-    out_of_choice_TG = torch.ones_like(group_TG, dtype=torch.bool).scatter_(1, chosen_TJ, False)
-    choice_TN = choice_TGM.masked_fill(out_of_choice_TG[..., None], -torch.inf).flatten(1)
+def route(ops: Ops, logits_TN: Tensor, choice_bias_N: Tensor | None, experts: Experts) -> Route:
+    """The best experts by score with bias; their weights are the scores without bias."""
+    score_TN = _sigmoid(ops, logits_TN) if experts.router == "sigmoid" else logits_TN.softmax(dim=-1)
+    choice_TN = score_TN if choice_bias_N is None else score_TN + choice_bias_N
+    if experts.num_groups > 1:
+        choice_TN = _in_best_groups(choice_TN, experts)
     expert_TK = choice_TN.topk(experts.num_chosen, dim=-1).indices.sort(dim=-1).values
     weight_TK = score_TN.gather(1, expert_TK)
     if experts.renormalise:
@@ -77,31 +81,51 @@ def route(ops: Ops, logits_TN: Tensor, choice_bias_N: Tensor, experts: Experts) 
     return Route(expert_TK, weight_TK * experts.scale)
 
 
+def _in_best_groups(choice_TN: Tensor, experts: Experts) -> Tensor:
+    """[T, N]: -inf for experts outside of the best groups, a group being as good as its best two experts together."""
+    choice_TGM = choice_TN.view(choice_TN.shape[0], experts.num_groups, -1)
+    best_TG2 = choice_TGM.topk(2, dim=-1).values
+    group_TG = best_TG2[..., 0] + best_TG2[..., 1]
+    chosen_TJ = group_TG.topk(experts.num_chosen_groups, dim=-1).indices
+    out_of_choice_TG = torch.ones_like(group_TG, dtype=torch.bool).scatter_(1, chosen_TJ, False)
+    return choice_TGM.masked_fill(out_of_choice_TG[..., None], -torch.inf).flatten(1)
+
+
 class MixtureOfExperts:
-    """The shared block's output and, weighted, those of the experts that the router chooses."""
+    """The shared block's output, if there is one, and, weighted, those of the experts that the router chooses."""
 
     def __init__(self, config: ModelConfig, name: str, parameters: Parameters) -> None:
         self.config = _experts(config)
         self.router = parameters.linear(f"{name}.router")
-        self.choice_bias_N = parameters.vectors[f"{name}.choice_bias"]
+        self.choice_bias_N = parameters.vectors.get(f"{name}.choice_bias")
         names = {index: f"{name}.experts.{index}" for index in range(self.config.num_experts)}
         own = {index: key for index, key in names.items() if f"{key}.down.weight" in parameters.matrices}
         self.experts = {index: MLP(config, key, parameters) for index, key in own.items()}
         """Those of this rank."""
-        self.shared = MLP(config, f"{name}.shared", parameters)
+        self.shared = MLP(config, f"{name}.shared", parameters) if self.config.shared_size else None
+        self.shared_gate = parameters.linear(f"{name}.shared_gate") if self.config.shared_gate else None
 
     def forward(self, ops: Ops, x_TC: Tensor) -> Tensor:
         """[T, C] -> [T, C]."""
         # which experts are chosen hangs on small differences, so narrower activations are widened
         wide_TC = x_TC.to(torch.promote_types(x_TC.dtype, torch.float32))
         logits_TN = ops.linear(wide_TC, self.router.weight, None)
-        out_TC = self.shared.forward(ops, x_TC)
+        out_TC = self._shared(ops, x_TC, wide_TC)
         for expert, row_P, weight_P1 in route(ops, logits_TN, self.choice_bias_N, self.config).shares():
             if expert not in self.experts:
                 continue
             # no row comes twice, so each gets one addition here
             share_PC = self.experts[expert].forward(ops, x_TC[row_P]) * weight_P1
             out_TC.index_add_(0, row_P, share_PC.to(out_TC.dtype))
+        return out_TC
+
+    def _shared(self, ops: Ops, x_TC: Tensor, wide_TC: Tensor) -> Tensor:
+        """[T, C]: what every token gets; zeros without a shared block."""
+        if self.shared is None:
+            return torch.zeros_like(x_TC)
+        out_TC = self.shared.forward(ops, x_TC)
+        if self.shared_gate is not None:
+            out_TC *= _sigmoid(ops, ops.linear(wide_TC, self.shared_gate.weight, None)).to(out_TC.dtype)
         return out_TC
 
 

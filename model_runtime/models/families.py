@@ -6,35 +6,12 @@ Read by `hf_config.py` and `weights/gguf_config.py` in the engine process; does 
 from collections.abc import Mapping
 
 from model_runtime.models.families_dense import DENSE
+from model_runtime.models.families_experts import MIXTURES
 from model_runtime.models.family import Family, sizes
-
-DEEPSEEK_V3 = Family(
-    is_deepseek=True,
-    sizes=sizes(129280, 7168, 18432, 61, 128, 4096)
-    | {
-        "first_k_dense_replace": 3,
-        "kv_lora_rank": 512,
-        "moe_intermediate_size": 2048,
-        "n_group": 8,
-        "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
-        "num_key_value_heads": 128,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "routed_scaling_factor": 2.5,
-        "topk_group": 4,
-        "v_head_dim": 128,
-    },
-    defaults={"eos_token_id": 1, "norm_topk_prob": True, "num_nextn_predict_layers": 1, "rope_interleave": True},
-)
-"""Also what Kimi K2 is, which names itself apart."""
 
 FAMILIES: Mapping[str, Family] = {
     **DENSE,
-    "deepseek_v3": DEEPSEEK_V3,
-    "kimi_k2": DEEPSEEK_V3,
+    **MIXTURES,
     "llama": Family(
         qkv_bias="attention_bias",
         output_bias="attention_bias",

@@ -15,6 +15,27 @@ Unrotated = Literal["none", "whole_layers", "whole_layers_beside_windows", "list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertKeys:
+    """How the files of a family describe its mixtures of experts. An empty key: there is no such thing."""
+
+    router: Literal["sigmoid", "softmax"]
+    choice_bias: bool = False
+    counts: tuple[str, ...] = ("num_experts", "num_local_experts")
+    """Keys of the number of experts, of which the first that is there counts; defaults are under the last."""
+    size: str = "moe_intermediate_size"
+    renormalise: bool | str = "norm_topk_prob"
+    grouped: bool = False
+    """`n_group` and `topk_group` are read."""
+    scale: str = ""
+    shared: Literal["none", "by_count", "by_size"] = "none"
+    """How large the block beside the experts is. by_count: `n_shared_experts` of them; by_size:
+    `shared_expert_intermediate_size`, with a gate."""
+    dense: Literal["none", "first", "by_step"] = "none"
+    """Layers without experts. first: `first_k_dense_replace` of them; by_step: all but every `decoder_sparse_step`-th,
+    and those in `mlp_only_layers`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One `model_type` of Hugging Face's config.json. A flag is fixed, or a string: the config key that decides it."""
 
@@ -22,6 +43,8 @@ class Family:
     output_bias: bool | str = False
     mlp_bias: bool | str = False
     qk_norm: QKNorm = "none"
+    qk_norm_key: str = ""
+    """A config key that must be true for it."""
     norm_places: NormPlaces = "before"
     is_layer_norm: bool = False
     """Norms of hidden states subtract the mean; their eps is under the key `layer_norm_eps` (Cohere)."""
@@ -37,8 +60,11 @@ class Family:
     """`partial_rotary_factor` may be less than 1."""
     is_gemma: bool = False
     """Norm weights less 1, embeddings scaled by the root of their size, tanh GELU under the key `hidden_activation`."""
-    is_deepseek: bool = False
-    """DeepSeek-V3: latent attention and a mixture of experts."""
+    is_latent: bool = False
+    """DeepSeek-V3: latent attention."""
+    experts: ExpertKeys | None = None
+    draft_keys: tuple[str, ...] = ()
+    """The same of the number of layers for drafts, after the last one."""
     local_rope: bool = False
     """Layers with a sliding window have rope parameters of their own."""
     mrope_sections: tuple[int, int, int] | None = None
@@ -57,7 +83,8 @@ class Family:
 
     def reads(self, key: str) -> bool:
         """Whether the key means something for this family beyond what it means for all."""
-        return key in self.scales or key in self.refused or key in self.sizes or key in self.defaults
+        named = (*self.scales, *self.refused, *self.sizes, *self.defaults, self.qk_norm_key)
+        return key in named or (self.experts is not None and key in self.experts.counts)
 
 
 def sizes(vocabulary: int, hidden: int, intermediate: int, layers: int, heads: int, positions: int) -> dict[str, int]:

@@ -58,7 +58,7 @@ def layer_table(config: ModelConfig, layer: int) -> list[Parameter]:
 
 
 def _has_experts(config: ModelConfig, layer: int) -> bool:
-    return config.experts is not None and layer >= config.experts.first_layer
+    return config.experts is not None and layer not in config.experts.dense_layers
 
 
 class Layer:

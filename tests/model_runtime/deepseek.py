@@ -39,13 +39,16 @@ YARN = {
     "mscale_all_dim": 0.7,
 }
 EXPERTS = Experts(
-    first_layer=0,
+    dense_layers=(),
     num_experts=12,
     num_chosen=3,
+    router="sigmoid",
+    choice_bias=True,
     num_groups=4,
     num_chosen_groups=2,
     intermediate_size=8,
     shared_size=8,
+    shared_gate=False,
     renormalise=True,
     scale=1.7,
 )

@@ -8,6 +8,7 @@ from transformers import DeepseekV3Config
 from model_runtime.architecture import LatentAttention
 from model_runtime.hf_config import read_hf_config
 from model_runtime.weights.errors import CheckpointError
+from tests.checkpoints import SMALL as LLAMA
 from tests.model_runtime.deepseek import SMALL, YARN
 
 
@@ -30,7 +31,32 @@ def test_config_in_the_spelling_of_published_files() -> None:
     assert (found.head_dim, found.num_kv_heads, found.rope.rotary_dim, found.rope.interleaved) == (24, 4, 8, True)
     assert found.latent == expected.latent == LatentAttention(query_rank=40, latent_rank=24, value_dim=12, bias=False)
     assert found.experts is not None and found.experts == expected.experts
-    assert (found.experts.num_experts, found.experts.shared_size, found.experts.first_layer) == (12, 24, 1)
+    assert (found.experts.num_experts, found.experts.shared_size, found.experts.dense_layers) == (12, 24, (0,))
+
+
+def test_layers_with_experts() -> None:
+    """All but every second, and those that are listed."""
+    file: dict[str, object] = {"model_type": "qwen3_moe", "num_hidden_layers": 5, "decoder_sparse_step": 2}
+    file |= {"vocab_size": 9, "hidden_size": 64, "intermediate_size": 8, "max_position_embeddings": 64}
+    found = read_hf_config(file | {"num_attention_heads": 4, "mlp_only_layers": [3]}, None).experts
+    assert found is not None
+    assert (found.dense_layers, found.num_experts, found.num_chosen, found.shared_size) == ((0, 2, 3, 4), 128, 8, 0)
+    assert (found.router, found.renormalise, found.choice_bias) == ("softmax", False, False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok must be at most 8, the number of experts, not 9"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": ["a"]}, "mlp_only_layers must be a list of layers"),
+        ({"model_type": "qwen3_moe", "use_sliding_window": True}, "use_sliding_window must be False, not True"),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv must be None"),
+        ({"model_type": "minimax_m2", "shared_intermediate_size": 64}, "shared_intermediate_size must be 0, not 64"),
+    ],
+)
+def test_refusals_of_other_mixtures(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_hf_config(LLAMA | {"model_type": "mixtral"} | overrides, None)
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ GEMMA: dict[str, object] = {"model_type": "gemma3_text"}
     ("config", "words"),
     [
         ({"model_type": "qwen3_vl_moe", "text_config": {}}, "model_type 'qwen3_vl_moe' is not supported"),
-        ({"model_type": "llava", "text_config": {"model_type": "mixtral"}}, "text_config.model_type 'mixtral' is not"),
+        ({"model_type": "llava", "text_config": {"model_type": "mamba"}}, "text_config.model_type 'mamba' is not"),
         ({"model_type": "llava", "text_config": {"model_type": "llava"}}, "text_config.model_type 'llava' is not"),
         ({"model_type": "llava"}, "text_config is missing"),
         ({"model_type": "llava", "text_config": [1]}, "text_config must be an object"),

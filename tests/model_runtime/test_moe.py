@@ -1,10 +1,13 @@
 """The router of a mixture of experts: chooses and weighs as transformers', row by row."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
+from model_runtime.architecture import Experts
 from model_runtime.blocks.moe import route
 from model_runtime.ops import load_ops
 from tests.model_runtime.deepseek import EXPERTS, SMALL
@@ -25,13 +28,14 @@ def test_router_chooses_and_weighs_as_transformers(kernels: str) -> None:
     torch.testing.assert_close(found.weight_TK, expected_TK.gather(1, order_TK), rtol=1e-5, atol=1e-7)
 
 
-def test_router_treats_every_row_alike() -> None:
+@pytest.mark.parametrize("experts", [EXPERTS, replace(EXPERTS, router="softmax", num_groups=1, num_chosen_groups=1)])
+def test_router_treats_every_row_alike(experts: Experts) -> None:
     """Bit for bit the same for a row alone and among 500; torch's own sigmoid is not."""
     ops, logits_TN = load_ops(DEVICE, "auto"), torch.randn(500, 12, generator=torch.Generator().manual_seed(4)) * 3
     bias_N = torch.linspace(-0.3, 0.3, 12)
-    together = route(ops, logits_TN, bias_N, EXPERTS)
+    together = route(ops, logits_TN, bias_N, experts)
     for row in range(500):
-        alone = route(ops, logits_TN[row : row + 1].clone(), bias_N, EXPERTS)
+        alone = route(ops, logits_TN[row : row + 1].clone(), bias_N, experts)
         assert torch.equal(alone.expert_TK[0], together.expert_TK[row])
         assert torch.equal(alone.weight_TK[0], together.weight_TK[row])
 

@@ -246,7 +246,7 @@ def test_a_second_cache_takes_the_place_of_the_first() -> None:
 
 def test_other_layers_and_plain_torch_run_one_by_one() -> None:
     ops = compiled()
-    assert isinstance(make_decoder(replace(PLAIN, experts=replace(EXPERTS, first_layer=1)), ops).stack, EagerLayers)
+    assert isinstance(make_decoder(replace(PLAIN, experts=replace(EXPERTS, dense_layers=(0,))), ops).stack, EagerLayers)
     assert isinstance(make_decoder(PLAIN, select("any")).stack, EagerLayers)
     # rows for attention are integers, those for the block beside it are not
     assert isinstance(make_decoder(CONFIGS["parallel"], ops, "mixed").stack, EagerLayers)

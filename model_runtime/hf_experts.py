@@ -1,0 +1,80 @@
+"""Reads what a config.json says about mixtures of experts, in the keys of each family, and about layers for drafts.
+
+Called by `hf_config.py` in the engine process; does not import torch.
+"""
+
+from dataclasses import replace
+
+from model_runtime.architecture import Experts, ModelConfig
+from model_runtime.hf_values import Json, fail, flag, integer, number, value_of
+from model_runtime.models.family import ExpertKeys, Family
+from model_runtime.weights.errors import CheckpointError
+
+
+def with_experts(read: ModelConfig, config: Json, family: Family) -> ModelConfig:
+    """The same architecture with the mixtures and layers for drafts that the family has.
+
+    `config` has all defaults filled in. Raises CheckpointError naming the key that is wrong or not supported.
+    """
+    if family.draft_keys:
+        key = next((key for key in family.draft_keys if key in config), family.draft_keys[0])
+        read = replace(read, num_draft_layers=_from_zero(config, key))
+    return read if family.experts is None else replace(read, experts=_experts(config, family.experts, read.num_layers))
+
+
+def _experts(config: Json, keys: ExpertKeys, num_layers: int) -> Experts:
+    num_experts = integer(config, next((key for key in keys.counts if key in config), keys.counts[0]))
+    num_chosen, size = integer(config, "num_experts_per_tok"), integer(config, keys.size)
+    num_groups, num_chosen_groups = _groups(config, num_experts, num_chosen) if keys.grouped else (1, 1)
+    if num_chosen > num_experts:
+        fail("num_experts_per_tok", num_chosen, f"at most {num_experts}, the number of experts")
+    return Experts(
+        dense_layers=_dense_layers(config, keys, num_layers),
+        num_experts=num_experts,
+        num_chosen=num_chosen,
+        router=keys.router,
+        choice_bias=keys.choice_bias,
+        num_groups=num_groups,
+        num_chosen_groups=num_chosen_groups,
+        intermediate_size=size,
+        shared_size=_shared_size(config, keys, size),
+        shared_gate=keys.shared == "by_size",
+        renormalise=flag(config, keys.renormalise),
+        scale=number(config, keys.scale) if keys.scale else 1.0,
+    )
+
+
+def _shared_size(config: Json, keys: ExpertKeys, size: int) -> int:
+    if keys.shared == "by_count":
+        return size * integer(config, "n_shared_experts")
+    return integer(config, "shared_expert_intermediate_size") if keys.shared == "by_size" else 0
+
+
+def _dense_layers(config: Json, keys: ExpertKeys, num_layers: int) -> tuple[int, ...]:
+    if keys.dense == "none":
+        return ()
+    if keys.dense == "first":
+        return tuple(range(min(num_layers, _from_zero(config, "first_k_dense_replace"))))
+    listed, step = config["mlp_only_layers"] or [], integer(config, "decoder_sparse_step")
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
+        fail("mlp_only_layers", listed, "a list of layers")
+    return tuple(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)
+
+
+def _groups(config: Json, num_experts: int, num_chosen: int) -> tuple[int, int]:
+    """(groups, those of them that a token's experts are chosen from)."""
+    num_groups, num_chosen_groups = integer(config, "n_group"), integer(config, "topk_group")
+    per_group = num_experts // num_groups
+    if per_group < 2 or num_experts % num_groups:
+        raise CheckpointError(f"config.json: {num_experts} experts do not make {num_groups} groups of 2 or more")
+    if num_chosen_groups > num_groups or num_chosen > num_chosen_groups * per_group:
+        raise CheckpointError(
+            f"config.json: {num_chosen} experts cannot be chosen from {num_chosen_groups} of {num_groups} groups of "
+            f"{per_group}"
+        )
+    return num_groups, num_chosen_groups
+
+
+def _from_zero(config: Json, key: str) -> int:
+    value = value_of(config, key)
+    return 0 if value == 0 and value is not False else integer(config, key)
