@@ -4,6 +4,7 @@ Pure ASGI, installed by `server/app.py`; API process. It keeps one `RequestRecor
 fill with what only they know.
 """
 
+import asyncio
 import logging
 import re
 import time
@@ -15,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.dialect import error_body, id_headers
-from server.errors import ApiError, InternalError
+from server.errors import ApiError, InternalError, Unavailable
 
 logger = logging.getLogger("firstlight.access")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -86,6 +87,8 @@ class RequestContext:
 
         try:
             await self._app(_as_get(scope), receive, send_with_id)
+        except asyncio.CancelledError:  # the server ends and waits no more for the client; it logs how many these are
+            await _fail(scope, record, send_with_id, Unavailable("the server is shutting down"))
         except OSError:
             if not record.client_gone:
                 logger.exception("request %s failed", record.request_id)
@@ -103,9 +106,9 @@ def _as_get(scope: Scope) -> Scope:
     return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
-async def _fail(scope: Scope, record: RequestRecord, send: Send) -> None:
+async def _fail(scope: Scope, record: RequestRecord, send: Send, error: ApiError | None = None) -> None:
     if not record.status:
-        for message in error_response_messages(InternalError("The server had an error."), scope):
+        for message in error_response_messages(error or InternalError("The server had an error."), scope):
             await send(message)
 
 

@@ -24,6 +24,7 @@ from server.config import ServeConfig
 from server.health_port import HealthBoard, HealthServer
 from server.memory_guard import MemoryGuard
 from server.options import OptionError
+from server.pulse import LONGEST_LOOK
 from server.replica import Replica
 from server.replica_config import divided
 
@@ -32,7 +33,13 @@ logger = logging.getLogger(__name__)
 POLL_MS = 50
 SPARE_SECONDS = 1.0
 """After all engines are ready, until the next one is prepared."""
+API_START_SECONDS = 120.0
+"""More silence that the API process is allowed before it first reports: it reads the tokenizer."""
+API_STALLS = 4
+"""Times stall_timeout without a report, until the API process is killed. Probes are told after one; this is for where
+nobody looks, for with the process all connections end."""
 KILL_GRACE_SECONDS = 2.0
+EXIT_STUCK_API = 1
 EXIT_LOST_SOCKET = 1
 
 
@@ -52,6 +59,7 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         self._memory = MemoryGuard(config.process.min_free_memory)
         self._health = HealthBoard(config.process.stall_timeout)
+        self._api_silence, self._looked_at = -API_START_SECONDS, time.monotonic()
         if config.process.health_port:
             HealthServer(config.process.host, config.process.health_port, self._health)
         self._run_dir = _make_run_dir()
@@ -120,6 +128,8 @@ class Supervisor:
             self._hear(wire.decode_to_supervisor(self._socket.recv()))
         if (code := self._api.exit_code) is not None:
             return self._api_ended(code)
+        if self._api_is_stuck():
+            return EXIT_STUCK_API
         if self._stop_signals and (code := self._drain()) is not None:
             return code
         return self._watch_engines()
@@ -127,6 +137,7 @@ class Supervisor:
     def _hear(self, message: wire.ToSupervisor) -> None:
         if isinstance(message, wire.Health):
             self._health.hear(message)
+            self._api_silence = 0.0
         elif isinstance(message, wire.Broken):
             for replica in self._replicas:
                 if replica.engine.generation == message.generation:
@@ -144,6 +155,17 @@ class Supervisor:
             return code  # it has said what is wrong
         logger.error("the API process ended (%s); stopping", describe(code))
         return 1 if code == 0 else abs(code)
+
+    def _api_is_stuck(self) -> bool:
+        """Then it is killed. A pause of the whole container counts for nothing, as with engines."""
+        now = time.monotonic()
+        self._api_silence += min(now - self._looked_at, LONGEST_LOOK)
+        self._looked_at = now
+        if self._api_silence <= API_STALLS * self._config.process.stall_timeout:
+            return False
+        logger.error("the API process gave no sign of life for %.0f s and is killed; stopping", self._api_silence)
+        self._api.process.kill()
+        return True
 
     def _drain(self) -> int | None:
         """First signal: let accepted requests finish. Second signal, or time over: end at once."""

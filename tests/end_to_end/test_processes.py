@@ -89,6 +89,17 @@ def test_sigkill_of_the_api_process_leaves_nothing(own_server: Server) -> None:
     assert not folder.exists()
 
 
+def test_an_api_process_that_gives_no_sign_of_life_ends_the_server(capfd: pytest.CaptureFixture[str]) -> None:
+    with run_server("--stall-timeout", "1") as server:
+        everybody = [psutil.Process(server.process.pid), *server.children().values()]
+        server.children()["api"].suspend()
+        began = time.monotonic()
+        assert server.process.wait(20) == 1
+        assert time.monotonic() - began > 3
+        _wait_gone(everybody, 5)
+    assert "the API process gave no sign of life for 4 s and is killed; stopping" in capfd.readouterr().err
+
+
 def test_sigkill_of_the_supervisor_leaves_nothing(own_server: Server) -> None:
     """Not even of children that are stopped, and cannot read that their pipe has ended."""
     own_server.children()["engine"].kill()
@@ -139,7 +150,11 @@ def test_the_time_to_drain_is_limited() -> None:
     assert events[-1] == {"done": True}
 
 
-def test_second_sigterm_hastens(own_server: Server) -> None:
+def test_second_sigterm_hastens(own_server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    """Streams end with an error, and who has not sent all of a request is answered too."""
+    half = socket.create_connection(("127.0.0.1", own_server.http.base_url.port or 0))
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    half.sendall(head + b"{")
     events: list[dict[str, object]] = []
     started = threading.Event()
     reader = threading.Thread(target=_read_stream, args=(own_server, events, started))
@@ -151,6 +166,9 @@ def test_second_sigterm_hastens(own_server: Server) -> None:
     own_server.process.send_signal(signal.SIGTERM)
     assert own_server.process.wait(10) == 130
     assert time.monotonic() - begin < 6
+    assert half.recv(100).startswith(b"HTTP/1.1 503 ")
+    half.close()
+    assert "Traceback" not in capfd.readouterr().err
     reader.join(10)
     assert not reader.is_alive()
     assert set(events[-2]) == {"error"}
