@@ -187,5 +187,7 @@ class RuntimeInfo:
     """What a step of the draft model costs, in steps of the model; 0 without one."""
     whole_span: int = 0
     """Longest span of image embeddings that a step must not cut; 0: spans may be cut anywhere."""
+    steps_in_flight: int = 1
+    """Steps that may begin before the first one has ended: one a stage, of a pipeline without speculation."""
     description: str
     """One line for people: architecture, parameters, storage, kernels."""

@@ -6,8 +6,10 @@ model length, end tokens) is in `Executor.info` and nowhere else.
 
 import hashlib
 import importlib.metadata
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -20,11 +22,12 @@ from model_runtime.config import RuntimeConfig, RuntimeInfo, cache_dir
 from model_runtime.device import choose_device, default_budget
 from model_runtime.draft import NO_DRAFT, DraftPart, draft_model, load_draft
 from model_runtime.graphs import SPARE_BLOCKS, block_size, on_device
-from model_runtime.group import ALONE, Place, Ranks, StepMeter, meet
+from model_runtime.group import ALONE, Place, Ranks, meet
 from model_runtime.host import usable_cores
 from model_runtime.image_side import USUAL_SIDE
 from model_runtime.images import ImageStore
 from model_runtime.kv_store import allocate, bytes_per_block, storage_type
+from model_runtime.leading import OtherRanks
 from model_runtime.memory import (
     FLOAT_BYTES,
     ImageMemory,
@@ -41,7 +44,7 @@ from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Mesh
 from model_runtime.pipeline import Stage
 from model_runtime.rank_stats import RankStats
-from model_runtime.runner import Runner
+from model_runtime.runner import Begun, Runner
 from model_runtime.transport import SILENCE_SECONDS, Followers, PoolFacts
 from model_runtime.weights.load import Precision
 from model_runtime.weights.prepared import WeightCache
@@ -52,36 +55,32 @@ from scheduler.plan import StepPlan, StepResult
 class Executor:
     """Runs the steps that the scheduler plans, with the other ranks if there are any."""
 
-    def __init__(self, runner: Runner, info: RuntimeInfo, others: "OtherRanks | None" = None) -> None:
+    def __init__(self, runner: Runner, info: RuntimeInfo, others: OtherRanks | None = None) -> None:
         self._runner, self._others = runner, others
+        self._begun: deque[Begun | StepResult] = deque()
         self.info = info
         """Facts of the loaded model and its KV pool."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute one step; the result has the plan's step_id."""
-        if self._others is None:
-            return self._runner.run(plan)
-        self._others.followers.send(plan)
-        with self._others.meter.step():
-            return self._runner.run(plan)
+        self.begin(plan)
+        return self.end()
+
+    def begin(self, plan: StepPlan) -> None:
+        """As much of a step as there is to do before other stages of a pipeline have done their part;
+        `info.steps_in_flight` may have begun and not ended."""
+        with nullcontext() if self._others is None else self._others.begin(plan):
+            self._begun.append(self._runner.begin(plan))
+
+    def end(self) -> StepResult:
+        """The result of the step that began first."""
+        with nullcontext() if self._others is None else self._others.end():
+            return self._runner.end(self._begun.popleft())
 
     @property
     def ranks(self) -> tuple[RankStats, ...]:
         """What each rank has done, as far as is known; none for one alone."""
-        if self._others is None:
-            return ()
-        followers = self._others.followers
-        followers.wait_for_reports(0)
-        return (self._others.meter.stats, *followers.stats.values())
-
-
-@dataclass(frozen=True, slots=True)
-class OtherRanks:
-    """Where rank 0 has others beside it."""
-
-    followers: Followers
-    meter: StepMeter
-    """Of rank 0."""
+        return () if self._others is None else self._others.stats
 
 
 def load_executor(
@@ -105,7 +104,7 @@ def load_executor(
         agree=partial(followers.agree, wait=lambda: progress("waiting for the other ranks", 1.0)),
     )
     loaded = load_runner(model_path, runtime, scheduler, progress, ranks)
-    return Executor(*loaded, OtherRanks(followers, StepMeter(ranks.mesh)))
+    return Executor(*loaded, OtherRanks(followers, ranks.mesh))
 
 
 def load_runner(
@@ -143,6 +142,8 @@ def load_runner(
     part = load_draft(model_path, scheduler, runtime, model, ops, device, precision, ranks.mesh.tensor)
     info = _plan(model, part, describe(ops, device), runtime, scheduler, budget)
     info = _agreed(info, likeness(model, runtime, scheduler), ranks)
+    if scheduler.speculative_config is None:
+        info = replace(info, steps_in_flight=ranks.mesh.layout.pipeline_size)
     return _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh), info
 
 

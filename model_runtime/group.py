@@ -56,11 +56,11 @@ class StepMeter:
         self._mesh, self._steps, self._seconds = mesh, 0, 0.0
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """One of them."""
+    def step(self, counts: bool = True) -> Iterator[None]:
+        """One of them, or a part of one that was counted."""
         began = time.perf_counter()
         yield
-        self._steps += 1
+        self._steps += counts
         self._seconds += time.perf_counter() - began
 
     @property

@@ -76,6 +76,10 @@ class Collectives(Protocol):
         """What the rank before sent, in the order of its sending, into x, of the same shape."""
         ...
 
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Whether a rank can send things of so many bytes before the next one takes any."""
+        ...
+
 
 class Alone:
     """One rank: nothing to do."""
@@ -110,6 +114,10 @@ class Alone:
     def receive(self, x: Tensor) -> None:
         """There is no other rank."""
         raise AssertionError("one rank alone receives")
+
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Nothing can be sent."""
+        return not sizes
 
 
 class TorchCollectives:
@@ -176,6 +184,10 @@ class TorchCollectives:
         began = time.perf_counter()
         self._group.recv([x], (self.rank - 1) % self.size, 0).wait()
         self._count(began, x[:0])
+
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Of any size."""
+        return len(sizes) <= MAX_SENDING
 
     def _count(self, began: float, sent: Tensor) -> None:
         self.counters.calls += 1

@@ -4,11 +4,12 @@ worker processes.
 A step's batch goes through all stages in parts (`micro_batches.py`). The first stage embeds; each hands hidden states
 on to the next, and the last one hands those that are wanted back to the first, which has the last norm and the output
 matrix. They are handed back when all parts are done: until then the first stage may still be sending, and the two
-would wait for each other.
+would wait for each other. Several steps may be on their way.
 
 Legend: T tokens of the step, R rows that are wanted, C hidden size.
 """
 
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
+from model_runtime.memory import FLOAT_BYTES
 from model_runtime.micro_batches import parts
 from model_runtime.models.decoder import Decoder
 from model_runtime.parallel import Collectives
@@ -29,6 +31,10 @@ class Stage:
     def __init__(self, decoder: Decoder, links: Collectives, *, every_row: bool) -> None:
         """`every_row`: all rows are wanted of every step, since a draft model goes on from them."""
         self._decoder, self._links, self._every_row = decoder, links, every_row
+        self._coming: deque[int] = deque()
+        """Rows of each step that the last stage has not given, or that this one has not taken."""
+        self._came: deque[Tensor] = deque()
+        """[R, C] of steps that have not ended, oldest first."""
 
     @property
     def is_first(self) -> bool:
@@ -37,23 +43,37 @@ class Stage:
 
     def begin(self, plan: StepPlan, batch: Batch, kv: list[KVLayer]) -> None:
         """Compute this stage's part of a step, and hand it on. Of the first stage it returns before others are done."""
+        wanted_R = self._wanted(plan, batch)
+        if self.is_first:
+            self._take_all_but_what_fits()
+            self._coming.append(len(wanted_R))
         outputs = self._outputs(batch, kv)
         if self._links.rank < self._links.size - 1:
             for x_TC in outputs:
                 self._links.send(x_TC)
-            return
-        hidden_TC = torch.cat(list(outputs))
-        self._links.send(hidden_TC[self._wanted(plan, batch)])
+        else:
+            self._links.send(torch.cat(list(outputs))[wanted_R])
 
     def end(self, plan: StepPlan, batch: Batch) -> Tensor:
         """[T, C] of the step that began first of those that have not ended: the last layer's output in rows that are
         wanted. Of the first stage only."""
-        wanted_R = self._wanted(plan, batch)
-        hidden_RC = torch.empty(len(wanted_R), self._decoder.config.hidden_size)
-        self._links.receive(hidden_RC)
+        if not self._came:
+            self._take()
+        hidden_RC = self._came.popleft()
         hidden_TC = hidden_RC.new_empty(batch.num_tokens, hidden_RC.shape[1])
-        hidden_TC[wanted_R] = hidden_RC
+        hidden_TC[self._wanted(plan, batch)] = hidden_RC
         return hidden_TC
+
+    def _take(self) -> None:
+        hidden_RC = torch.empty(self._coming.popleft(), self._decoder.config.hidden_size)
+        self._links.receive(hidden_RC)
+        self._came.append(hidden_RC)
+
+    def _take_all_but_what_fits(self) -> None:
+        """The last stage must not wait for this one to take something, which may wait for the next one."""
+        row_bytes = FLOAT_BYTES * self._decoder.config.hidden_size
+        while not self._links.fits([row_bytes * rows for rows in self._coming]):
+            self._take()
 
     def _outputs(self, batch: Batch, kv: list[KVLayer]) -> Iterator[Tensor]:
         """[T, C] of each part of the batch."""

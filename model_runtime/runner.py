@@ -92,10 +92,22 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step. Raises AssertionError where the plan contradicts itself; never because of what the model
         computes: rows that are not finite come back as FAILED_TOKEN, images that are not in `failed_slots`."""
+        return self.end(self.begin(plan))
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> "Begun | StepResult":
+        """Compute what can be computed before other stages have done their part; a result of what is done then. Steps
+        end in the order in which they began."""
         if not plan.token_ids:
             return self._relieve(plan)
-        begun = self._begin(plan)
-        hidden_TC = self._end(begun)
+        return self._begin(plan)
+
+    @torch.inference_mode()
+    def end(self, begun: "Begun | StepResult") -> StepResult:
+        """As `run`."""
+        if isinstance(begun, StepResult):
+            return begun
+        plan, hidden_TC = begun.plan, self._end(begun)
         token_ids, sampled = self._sample(begun.model, hidden_TC, plan.sample)
         return StepResult(
             step_id=plan.step_id,
@@ -110,15 +122,18 @@ class Runner:
     def follow(self, plan: StepPlan) -> None:
         """This rank's part of a step whose result is rank 0's: the same forward, and logits of the same rows, or the
         layers of a later stage alone."""
-        if not plan.token_ids:
-            self._relieve(plan)
-            return
         if self._is_later_stage and plan.by_draft_model:
             return
-        begun = self._begin(plan)
-        if self._is_later_stage:
+        begun = self.begin(plan)
+        if not self._is_later_stage:
+            self.follow_to_end(begun)
+
+    @torch.inference_mode()
+    def follow_to_end(self, begun: "Begun | StepResult") -> None:
+        """As `follow`, of a step that has begun; of the first stage."""
+        if isinstance(begun, StepResult):
             return
-        hidden_TC = self._end(begun)
+        plan, hidden_TC = begun.plan, self._end(begun)
         if plan.sample.rows:
             _logits(begun.model, hidden_TC, plan.sample.rows)
         for chunk in _score_chunks(plan.score):

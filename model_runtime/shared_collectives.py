@@ -17,7 +17,7 @@ from torch import Tensor
 from model_runtime.kernels.library import library
 from model_runtime.layout import Dimension, Layout
 from model_runtime.parallel import Alone, CollectiveCounters, Collectives, Mesh
-from model_runtime.shared_memory import SLOT_BYTES, region_bytes
+from model_runtime.shared_memory import LINK_SLOTS, SLOT_BYTES, region_bytes
 
 NS = 1e-9
 
@@ -101,6 +101,10 @@ class SharedMemoryCollectives:
         """Waits only where LINK_SLOTS are full."""
         mine = x.contiguous()
         self.check(library().send(ctypes.byref(self.structure), mine.data_ptr(), mine.nbytes))
+
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Each in slots of its own."""
+        return sum(-(-size // SLOT_BYTES) for size in sizes) <= LINK_SLOTS
 
     def receive(self, x: Tensor) -> None:
         """Into its memory."""

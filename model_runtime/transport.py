@@ -7,7 +7,7 @@ process ends, and with it the group.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NoReturn, TypeVar
@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from model_runtime.memory import PlanError
-from model_runtime.plan_frames import FrameError, decode, encode
+from model_runtime.plan_frames import Frame, FrameError, decode, encode
 from model_runtime.rank_stats import RankStats
 from scheduler.plan import StepPlan
 
@@ -80,6 +80,14 @@ def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.SNDHWM, MAX_PLANS_AHEAD)
     return socket
+
+
+class StepEnd:
+    """Rank 0 -> the others of the first stage, in a pipeline: the step that began first ends now. Who follows must do
+    the same in the same order, and cannot know when rank 0 begins another one before."""
+
+
+END_FRAME = b"end"
 
 
 class LeaderLost(Exception):
@@ -152,11 +160,19 @@ class Followers:
         """To all. Raises AssertionError if one does not read."""
         frames = encode(plan, self._sent)
         self._sent += 1
-        for rank, socket in enumerate(self._plans, start=1):
-            try:
-                socket.send_multipart(frames, copy=not plan.encode.pixels)
-            except zmq.Again:
-                raise AssertionError(f"rank {rank} does not read its plans") from None
+        for rank in range(1, len(self._plans) + 1):
+            self._send(rank, frames, copy=not plan.encode.pixels)
+
+    def send_end(self, ranks: Iterable[int]) -> None:
+        """To these. Raises AssertionError if one does not read."""
+        for rank in ranks:
+            self._send(rank, [END_FRAME], copy=True)
+
+    def _send(self, rank: int, frames: Sequence[Frame], *, copy: bool) -> None:
+        try:
+            self._plans[rank - 1].send_multipart(frames, copy=copy)
+        except zmq.Again:
+            raise AssertionError(f"rank {rank} does not read its plans") from None
 
     def wait_for_reports(self, timeout_ms: int) -> None:
         """Read what has come, or comes within the time. Raises AssertionError for a follower that is lost."""
@@ -201,13 +217,16 @@ class Leader:
             raise PlanError(f"this rank {UNLIKE}")
         return agreed
 
-    def receive(self, timeout_ms: int) -> StepPlan | None:
-        """The next plan; None if there is none within the time. Raises FrameError for another one, LeaderLost if there
-        will be none."""
+    def receive(self, timeout_ms: int) -> StepPlan | StepEnd | None:
+        """The next message; None if there is none within the time. Raises FrameError for another one, LeaderLost if
+        there will be none."""
         if not self._plans.poll(timeout_ms):
             self._check()
             return None
-        number, plan = decode([frame.buffer for frame in self._plans.recv_multipart(copy=False)])
+        frames = [frame.buffer for frame in self._plans.recv_multipart(copy=False)]
+        if frames == [END_FRAME]:
+            return StepEnd()
+        number, plan = decode(frames)
         if number != self._received:
             raise FrameError(f"plan {number} comes as number {self._received}")
         self._received += 1

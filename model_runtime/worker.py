@@ -6,6 +6,7 @@ it the group, which the supervisor starts again.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,10 @@ from model_runtime.executor import load_runner
 from model_runtime.group import Place, Ranks, StepMeter, meet
 from model_runtime.ops import is_compiled, load_ops
 from model_runtime.parallel import Mesh
-from model_runtime.runner import Runner
-from model_runtime.transport import Leader
+from model_runtime.runner import Begun, Runner
+from model_runtime.transport import Leader, StepEnd
 from scheduler.config import SchedulerConfig
+from scheduler.plan import StepPlan, StepResult
 
 POLL_MS = 100
 REPORT_SECONDS = 1.0
@@ -30,18 +32,31 @@ class Follower:
     def __init__(self, runner: Runner, leader: Leader, mesh: Mesh) -> None:
         self._runner, self._leader, self._meter = runner, leader, StepMeter(mesh)
         self._last_report = 0.0
+        self._begun: deque[Begun | StepResult] | None = None
+        """Steps that rank 0 has not ended; None where who follows may go on to the end."""
+        if mesh.layout.pipeline_size > 1 and mesh.layout.stage == 0:
+            self._begun = deque()
 
     def run(self, on_pass: Callable[[], None]) -> None:
         """Forever; `on_pass` is called whenever the loop comes round, and may raise to end it."""
         while True:
             on_pass()
-            plan = self._leader.receive(POLL_MS)
-            if plan is not None:
-                with self._meter.step():
-                    self._runner.follow(plan)
+            message = self._leader.receive(POLL_MS)
+            if message is not None:
+                with self._meter.step(isinstance(message, StepPlan)):
+                    self._follow(message)
             if time.monotonic() - self._last_report > REPORT_SECONDS:
                 self._last_report = time.monotonic()
                 self._leader.report(self._meter.stats)
+
+    def _follow(self, message: StepPlan | StepEnd) -> None:
+        if isinstance(message, StepEnd):
+            assert self._begun, "the end of a step that has not begun"
+            self._runner.follow_to_end(self._begun.popleft())
+        elif self._begun is None:
+            self._runner.follow(message)
+        else:
+            self._begun.append(self._runner.begin(message))
 
 
 def load_follower(

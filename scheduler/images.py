@@ -108,11 +108,11 @@ class ImagePlanner:
             self._cache.unpin(image.key)
         seq.num_pinned = seq.next_image
 
-    def ready(self, prompts: list[Sequence], share: int, max_pixels: int) -> list[tuple[Sequence, int]]:
+    def ready(self, prompts: list[Sequence], share: int, max_pixels: int, may_wait: bool) -> list[tuple[Sequence, int]]:
         """(sequence, tokens > 0 that can be computed now) of the running sequences with a prompt to compute.
 
         Makes jobs, best rank first, for images that a step of `share` tokens could reach, of at most `max_pixels`
-        together; a single one may be larger.
+        together; a single one may be larger. With `may_wait`, that may be none, since others that compute have pins.
         """
         if not any(seq.num_computed < seq.image_end for seq in prompts):
             return [(seq, seq.remaining) for seq in prompts]
@@ -125,7 +125,7 @@ class ImagePlanner:
             end = seq.image_starts[seq.num_pinned] if waits else len(seq.tokens)
             if end > seq.num_computed:
                 chunks.append((seq, end - seq.num_computed))
-        assert chunks, "no prompt can be computed"
+        assert chunks or may_wait, "no prompt can be computed"
         return chunks
 
     def slot(self, key: bytes) -> int:
@@ -142,10 +142,12 @@ class ImagePlanner:
         )
         return encode, drops
 
-    def finish_jobs(self, failed_slots: "array[int]") -> list[bytes]:
-        """The step was executed; the keys of images that could not be encoded. Those that need them must end, then
-        `discard` forgets each."""
-        jobs, self._jobs = self._jobs, []
+    def finish_jobs(self, failed_slots: "array[int]", *, encoded: bool) -> list[bytes]:
+        """A step was executed, that of the jobs if `encoded`; the keys of images that could not be encoded. Those that
+        need them must end, then `discard` forgets each."""
+        jobs: list[_Job] = []
+        if encoded:
+            jobs, self._jobs = self._jobs, []
         failed = [job.key for job in jobs if job.slot in failed_slots]
         assert len(failed) == len(failed_slots), f"slots {failed_slots.tolist()} failed that were not to be encoded"
         return failed

@@ -1,8 +1,8 @@
 """Continuous batching: which tokens of which sequences the next step computes, and what its result means.
 
-Owned by `server/engine.py`, called from its loop only, engine process. `plan` and `commit` alternate; `add` and `abort`
-may come at any time between. No phases: a sequence has known tokens and computed tokens, a step closes part of the gap,
-and a sequence whose last known token is computed samples the next one.
+Owned by `server/engine.py`, called from its loop only, engine process. `plan` and `commit` alternate, unless steps may
+be in flight together (`flight.py`); `add` and `abort` may come between. No phases: a sequence has known tokens and
+computed tokens, a step closes part of the gap, and a sequence whose last known token is computed samples the next one.
 """
 
 from array import array
@@ -15,13 +15,14 @@ from scheduler.admission import awaits_prefix, refuse_overload, refuse_what_neve
 from scheduler.config import SchedulerConfig
 from scheduler.drafts import make_speculation
 from scheduler.encoder_cache import NO_ENCODER, EncoderLimits
+from scheduler.flight import Flight
 from scheduler.images import ImagePlanner
 from scheduler.invariants import check_queues
 from scheduler.kv_blocks import KVBlocks
 from scheduler.masks import TokenMasks
 from scheduler.outcome import failure, logprob_at, pooled_event, take_tokens, token_event, whereabouts
 from scheduler.plan import StepPlan, StepResult, ints
-from scheduler.plan_builder import PlanBuilder, Planned
+from scheduler.plan_builder import PlanBuilder
 from scheduler.pooling import take_sums
 from scheduler.request import FinishReason, Request, TokenEvent
 from scheduler.sampling_rows import SampledRows
@@ -43,6 +44,7 @@ class Scheduler:
         encoder: EncoderLimits = NO_ENCODER,
         masks: TokenMasks | None = None,
         step_cost: StepCost = ANY_STEP,
+        steps_in_flight: int = 1,
         drafter: Drafter | None = None,
     ) -> None:
         """`drafter` is one for tests, in place of the configured one."""
@@ -56,8 +58,9 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._sampled = SampledRows(masks)
         self._speculation = Speculation(drafter) if drafter else make_speculation(config, step_cost, masks)
-        self._planned: Planned | None = None
-        self._step_id = self._next_arrival = self._live_prompt_tokens = 0
+        self._flight = Flight(steps_in_flight)
+        assert steps_in_flight == 1 or config.speculative_config is None, "drafts follow from the step before"
+        self._next_arrival = self._live_prompt_tokens = 0
         self._earliest_deadline = inf
         self._events: list[TokenEvent] = []
         self._counters = Counters()
@@ -86,23 +89,24 @@ class Scheduler:
         return seq is not None
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None when there is nothing to compute."""
-        assert self._planned is None, f"step {self._step_id} was planned and not committed"
+        """The next step, or None when there is nothing to compute, or nothing before a step in flight is committed."""
+        if not self._flight.may_begin:
+            return None
         self._expire(now)
         config = self._config
-        decodes, prompts = policy.split_prompts(self._running)
-        draft_step = self._speculation.draft_step(self._step_id + 1, decodes, self._kv)
+        decodes, prompts = policy.split_prompts(self._flight.idle(self._running))
+        draft_step = self._speculation.draft_step(self._flight.last_step + 1, decodes, self._kv)
         if draft_step is not None:
-            self._step_id += 1
+            self._flight.last_step += 1
             return draft_step
-        decodes, complete = self._give_room(decodes)
+        decodes, complete = self._give_room(self._flight.share(decodes))
         part = config.prefill_share if decodes else 1.0
         limit = config.max_num_batched_tokens - len(decodes)
         share = min(limit, max(1, int(part * config.max_num_batched_tokens)))
         prompts = [seq for seq in prompts if seq.status is Status.RUNNING]
         if complete:
             prompts += self._admit(prompts, share)
-        ready = self._images.ready(prompts, share, int(part * config.max_encode_pixels))
+        ready = self._images.ready(prompts, share, int(part * config.max_encode_pixels), self._flight.may_wait)
         chunks = policy.split_share(ready, share, limit, whole_spans=self._images.limits.whole_spans)
         builder = PlanBuilder(config.block_size, self._sampled, self._images.slot)
         drafts = self._speculation.drafts(decodes, sum(num_tokens for _, num_tokens in chunks), limit, self._kv)
@@ -112,29 +116,23 @@ class Scheduler:
             builder.add(seq, num_tokens)
         if not builder.num_tokens:
             return None
-        self._step_id += 1
-        plan, self._planned = builder.build(self._step_id, *self._images.take_jobs())
-        return plan
+        return self._flight.begin(builder, self._images)
 
     def plan_relief(self) -> StepPlan:
         """A step without tokens, for when memory is scarce: the runtime forgets all images and blocks that are only
         kept for those who may want them again. To be committed like any other."""
         self._images.forget_unused()
-        self._step_id += 1
-        builder = PlanBuilder(self._config.block_size, self._sampled, self._images.slot)
-        plan, self._planned = builder.build(self._step_id, *self._images.take_jobs())
+        plan = self._flight.begin(PlanBuilder(self._config.block_size, self._sampled, self._images.slot), self._images)
         return replace(plan, free_blocks=ints(self._kv.pool.forget_cached()))
 
     def commit(self, result: StepResult, now: float) -> None:
-        """Take the result of the step that was planned last, then end what is past its deadline."""
-        assert result.step_id == self._step_id, f"result of step {result.step_id}, planned was {self._step_id}"
+        """Take the result of the step that was planned first, then end what is past its deadline."""
         if self._speculation.take_drafts(result):
             return
-        planned, self._planned = self._planned, None
-        assert planned is not None, "a result without a plan"
+        planned, has_encoded = self._flight.end(result.step_id)
         assert len(result.token_ids) == sum(planned.num_samples), "not a token for each row"
         take_sums(planned.pooled, result.pooled)
-        self._end_without_images(self._images.finish_jobs(result.failed_slots))
+        self._end_without_images(self._images.finish_jobs(result.failed_slots, encoded=has_encoded))
         row = score_row = 0
         for seq, num_tokens, drafts, samples, scored in planned.by_sequence():
             if seq.status is Status.RUNNING:
@@ -166,16 +164,18 @@ class Scheduler:
         check_queues(self._running, self._waiting, self._live, self._live_prompt_tokens, self._config.max_num_seqs)
 
     def _give_room(self, decodes: list[Sequence]) -> tuple[list[Sequence], bool]:
-        """Blocks for a token more of each, best rank first; (those that have them, whether nobody was preempted).
+        """Blocks for a token more of each, best rank first; (those that have them, whether that was easy).
 
         The last in rank is preempted, so it never is one that has been given a block here.
         """
         preemptions = self._counters.preemptions
         for seq in decodes:
             while seq.status is Status.RUNNING and not self._kv.grow(seq, len(seq.tokens)):
-                self._preempt(self._running[-1])
-        running = [seq for seq in decodes if seq.status is Status.RUNNING]
-        return running, self._counters.preemptions == preemptions
+                if (last := self._flight.last_to_preempt(self._running, seq)) is None:
+                    break
+                self._preempt(last)
+        given = [seq for seq in decodes if seq.status is Status.RUNNING and self._kv.grow(seq, len(seq.tokens))]
+        return given, len(given) == len(decodes) and self._counters.preemptions == preemptions
 
     def _preempt(self, seq: Sequence) -> None:
         """Take a sequence's blocks; it waits at the head of its priority and computes its tokens again."""
@@ -197,7 +197,7 @@ class Scheduler:
             active = len(prompts) + len(admitted)
             if len(self._running) == self._config.max_num_seqs or (backlog >= share and active >= policy.MAX_PROMPTS):
                 break
-            if awaits_prefix(seq, prompts + admitted, self._live, self._kv):
+            if awaits_prefix(seq, prompts + admitted + self._flight.seqs, self._live, self._kv):
                 continue
             if self._start(seq):
                 admitted.append(seq)

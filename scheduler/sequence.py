@@ -64,6 +64,8 @@ class Sequence:
     """Of a running sequence whose tokens are guessed ahead; the index where they are looked up."""
     pool_sum: "array[float]" = field(default_factory=doubles)
     """float64 [C]: of the rows up to `num_computed`, where they are summed; means nothing before the first step."""
+    in_flight: bool = False
+    """A step that is planned and not committed computes tokens of it."""
     preempted: bool = False
     overtaken: int = 0
     """Sequences that were admitted before this one because it found too few blocks."""

@@ -56,7 +56,7 @@ class EngineLoop:
         self._refusals: list[wire.Event] = []
         self._last_publish = 0.0
         self._last_step_time = 0.0
-        self._steps = 0
+        self._steps = self._in_flight = 0
 
     def run(self) -> None:
         """Forever."""
@@ -66,20 +66,33 @@ class EngineLoop:
             self._drain_inbox()
             self._add_compiled()
             self._relieve_memory()
-            plan = self._plan()
-            if plan is not None:
-                self._commit(self._execute(plan))
+            self._begin_steps()
+            self._end_step()
             self._publish()
+
+    def _begin_steps(self) -> None:
+        """As many as there are, and may be."""
+        while self._in_flight < self._executor.info.steps_in_flight and (plan := self._plan()) is not None:
+            self._begin(plan)
+            self._in_flight += 1
+
+    def _end_step(self) -> None:
+        """The one that began first, if there is one."""
+        if self._in_flight:
+            self._in_flight -= 1
+            self._commit(self._executor.end())
 
     def _relieve_memory(self) -> None:
         if self._memory.look() and self._memory.is_scarce:
-            self._commit(self._execute(self._scheduler.plan_relief()))
+            while self._in_flight:
+                self._end_step()
+            self._commit(self._executor.execute(self._scheduler.plan_relief()))
 
     def _plan(self) -> StepPlan | None:
         return self._scheduler.plan(time.monotonic())
 
-    def _execute(self, plan: StepPlan) -> StepResult:
-        return self._executor.execute(plan)
+    def _begin(self, plan: StepPlan) -> None:
+        self._executor.begin(plan)
 
     def _commit(self, result: StepResult) -> None:
         self._last_step_time = time.monotonic()
@@ -242,4 +255,5 @@ def make_scheduler(
         ),
         masks=masks,
         step_cost=StepCost(fixed_rows=fixed_rows, draft_step=info.draft_cost),
+        steps_in_flight=info.steps_in_flight,
     )

@@ -65,6 +65,7 @@ class Bench:
 
     def __init__(self, config: ServeConfig, executor: Executor, seed: int = 0) -> None:
         self._config, self._executor, self._random = config, executor, random.Random(seed)
+        self._in_flight = 0
 
     def rates(self, sequences: int, prompt: int, decode: int, runs: int) -> Rates:
         """Medians over `runs`, after one more to warm up."""
@@ -101,10 +102,15 @@ class Bench:
             advanced = self._step(scheduler)
             waiting, tokens = waiting - advanced, tokens + len(advanced)
         for _ in range(decode):
-            start = time.perf_counter()
-            advanced = self._step(scheduler)
+            start, advanced = time.perf_counter(), set()
+            while len(advanced) < sequences:
+                found = self._step(scheduler)
+                assert not advanced & found, "a sequence ended, or had no room, before it was measured"
+                advanced |= found
             seconds.append(time.perf_counter() - start)
-            assert len(advanced) == sequences, "a sequence ended, or had no room, before it was measured"
+        while self._in_flight:
+            self._executor.end()
+            self._in_flight -= 1
         return seconds, prompt + tokens // sequences + decode // 2
 
     def _submitted(self, sequences: int, prompt: int, max_tokens: int) -> Scheduler:
@@ -118,9 +124,13 @@ class Bench:
 
     def _step(self, scheduler: Scheduler) -> set[int]:
         """What `EngineLoop.run` does between two looks at its socket; the sequences that were given a token."""
-        plan = scheduler.plan(time.monotonic())
-        assert plan is not None, "sequences wait and none can run"
-        scheduler.commit(self._executor.execute(plan), time.monotonic())
+        most = self._executor.info.steps_in_flight
+        while self._in_flight < most and (plan := scheduler.plan(time.monotonic())) is not None:
+            self._executor.begin(plan)
+            self._in_flight += 1
+        assert self._in_flight, "sequences wait and none can run"
+        self._in_flight -= 1
+        scheduler.commit(self._executor.end(), time.monotonic())
         return {event.seq_id for event in scheduler.take_events() if event.token_ids}
 
 

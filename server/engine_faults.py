@@ -42,7 +42,7 @@ class FaultyLoop(EngineLoop):
         self._reach("plan")
         return super()._plan()
 
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def _begin(self, plan: StepPlan) -> None:
         self._reach("execute")
         if self._armed is not None:
             request = self._armed[1]
@@ -50,7 +50,7 @@ class FaultyLoop(EngineLoop):
                 plan = replace(plan, sample=with_nan(plan.sample, request.sampling.seed))
             if plan.encode.slots and self._reach("features"):
                 plan = replace(plan, encode=replace(plan.encode, num_embeddings=too_many(plan, request)))
-        return super()._execute(plan)
+        super()._begin(plan)
 
     def _commit(self, result: StepResult) -> None:
         self._reach("commit")

@@ -7,8 +7,9 @@ from typing import cast
 import pytest
 
 from model_runtime.config import RuntimeInfo
-from model_runtime.executor import Executor, OtherRanks
-from model_runtime.group import StepMeter, local_place
+from model_runtime.executor import Executor
+from model_runtime.group import local_place
+from model_runtime.leading import OtherRanks
 from model_runtime.parallel import Alone, Collectives, Layout
 from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Runner
@@ -54,7 +55,7 @@ def test_plans_are_computed_and_reported(tmp_path: Path) -> None:
         followers.agree(PoolFacts(1, 1, 0), lambda: None)
         for _ in range(2):
             followers.send(full_plan())
-        others = OtherRanks(followers, StepMeter(tensor_mesh(Alone())))
+        others = OtherRanks(followers, tensor_mesh(Alone()))
         executor = Executor(cast(Runner, runner), cast(RuntimeInfo, None), others)
         deadline = time.monotonic() + 5.0
         while len(known := executor.ranks) < 2 and time.monotonic() < deadline:
