@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from PIL import Image
 
-from vision.embedded.examine import Item, controls, is_right, items
+from vision.embedded.examine import CONTROLS, Item, controls, is_right, items
 from vision.embedded.painter import EVALUATION, UNSEEN_VENDOR, load_painter
 from vision.embedded.scene import Scene
 
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--cache", type=Path, required=True, help="icons and fonts, as for the training")
     found.add_argument("--items", type=int, default=500, help="questions a task")
     found.add_argument("--concurrency", type=int, default=8)
-    found.add_argument("--control", action="store_true", help="ask about the next picture: what guessing gives")
+    found.add_argument("--control", choices=CONTROLS, help="show the next picture or a gray one: what guessing gives")
     found.add_argument("--out", type=Path, help="JSON file for the figures")
     return found
 
@@ -66,12 +66,12 @@ async def ask(client: httpx.AsyncClient, model: str, asked: Sequence[Item], conc
 
 
 async def evaluate(
-    client: httpx.AsyncClient, model: str, tasks: Mapping[str, Sequence[Item]], concurrency: int, *, control: bool
+    client: httpx.AsyncClient, model: str, tasks: Mapping[str, Sequence[Item]], concurrency: int, control: str | None
 ) -> dict[str, tuple[float, int]]:
     """By task the share of right answers and the number of questions."""
     found = {}
     for task, asked in tasks.items():
-        said = await ask(client, model, controls(asked) if control else asked, concurrency)
+        said = await ask(client, model, controls(asked, control) if control else asked, concurrency)
         right = [is_right(item, text) for item, text in zip(asked, said, strict=True)]
         found[task] = round(sum(right) / len(right), 4), len(right)
         print(f"{task:24} {found[task][0]:.3f} of {found[task][1]}", flush=True)
@@ -84,7 +84,7 @@ async def run(options: argparse.Namespace) -> dict[str, tuple[float, int]]:
     unseen = items(load_painter(UNSEEN_VENDOR, options.cache), options.items, ("icon",))
     tasks["icon of an unseen vendor"] = unseen["icon"]
     async with httpx.AsyncClient(base_url=options.url, timeout=TIMEOUT_S) as client:
-        return await evaluate(client, options.model, tasks, options.concurrency, control=options.control)
+        return await evaluate(client, options.model, tasks, options.concurrency, options.control)
 
 
 def main() -> None:

@@ -14,15 +14,15 @@ from PIL.ImageFont import FreeTypeFont
 
 from vision.embedded import canvas as cv
 from vision.embedded.canvas import RGB, Canvas, Generator, UInt8
-from vision.embedded.scene import Scene, Thing
+from vision.embedded.scene import Box, Scene, Thing
 from vision.embedded.sources import EVALUATION_VENDOR, VENDORS, load_fonts, load_sprites, open_font
 from vision.embedded.vocabulary import COLOUR_NAMES, GLYPHS, ICON_NAMES, SHAPES, WORDS
 
 TRIES = 40
 MOST_SHAPES = 4
 FONT_SIZES = (20, 24, 28, 34, 40, 48, 60, 76, 92)
-MIN_BAR_STEP = 0.13
-"""Between heights of bars, so that the tallest can be told."""
+LEAST_BAR, MIN_BAR_STEP = 0.15, 0.13
+"""Of the height of a chart: the shortest bar, and the difference of any two, so that the tallest can be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,25 +73,28 @@ class Painter:
             "chart": self._chart,
         }[kind](random)
 
-    def _background(self, random: Generator, colour: RGB | None = None) -> Canvas:
-        return cv.background(random, self._split.backgrounds, colour or cv.any_colour(random))
+    def _background(self, random: Generator) -> Canvas:
+        return cv.background(random, self._split.backgrounds, cv.any_colour(random))
 
-    def _side(self, random: Generator, most: int) -> int:
-        ranges = [(low, min(high, most)) for low, high in self._split.sides if low + 1 < min(high, most)]
-        low, high = ranges[int(random.integers(len(ranges)))]
-        return int(random.integers(low, high))
+    def _boxes(self, random: Generator, count: int, least: int, most: int) -> list[Box]:
+        """Of things whose sides are of the split's ranges and between two numbers."""
+        ranges = [(max(low, least), min(high, most)) for low, high in self._split.sides]
+        ranges = [(low, high) for low, high in ranges if low < high]
+        for _ in range(TRIES):
+            chosen = [ranges[int(random.integers(len(ranges)))] for _ in range(count)]
+            boxes = _apart(random, [int(random.integers(low, high)) for low, high in chosen])
+            if len(boxes) == count:
+                return boxes
+        raise AssertionError(f"{count} things with sides from {least} to {most} do not fit")
 
     def _shapes(self, random: Generator) -> Scene:
         """Three of five pictures have one shape, which is when shapes are learned at all."""
         count = 1 if random.random() < 0.6 else int(random.integers(2, MOST_SHAPES + 1))
         canvas = self._background(random)
-        boxes: list[tuple[int, int, int, int]] = []
-        while len(boxes) < count:
-            most = cv.SIDE - 8 if count == 1 else 56
-            boxes = _apart(random, [self._side(random, most) for _ in range(count)])
+        boxes = self._boxes(random, count, 20, cv.SIDE - 8 if count == 1 else 56)
         return _scene("shapes", canvas, [self._shape(random, canvas, i, box) for i, box in enumerate(boxes)])
 
-    def _shape(self, random: Generator, canvas: Canvas, number: int, box: tuple[int, int, int, int]) -> Thing:
+    def _shape(self, random: Generator, canvas: Canvas, number: int, box: Box) -> Thing:
         colour, paint = _visible(random, canvas)
         shape = int(random.integers(len(SHAPES)))
         turn = random.uniform(-math.pi, math.pi) if SHAPES[shape] == "star" else random.uniform(-0.2, 0.2)
@@ -103,11 +106,8 @@ class Painter:
         """One icon, sometimes two; turned, mirrored and tinted a little, since vendors draw differently."""
         canvas = self._background(random)
         count = 1 if random.random() < 0.75 else 2
-        boxes: list[tuple[int, int, int, int]] = []
-        while len(boxes) < count:
-            most = cv.SIDE - 4 if count == 1 else 60
-            boxes = _apart(random, [max(32, self._side(random, most)) for _ in range(count)])
         things = []
+        boxes = self._boxes(random, count, 32, cv.SIDE - 4 if count == 1 else 60)
         for number, (left, top, right, bottom) in enumerate(boxes):
             icon = int(random.integers(len(ICON_NAMES)))
             sprite = self._sprite(random, icon, right - left)
@@ -193,9 +193,9 @@ def _scene(kind: str, canvas: Canvas, things: list[Thing], text: str = "") -> Sc
     return Scene(kind=kind, pixels=pixels, owner=owner, things=tuple(things), text=text)
 
 
-def _apart(random: Generator, sides: list[int]) -> list[tuple[int, int, int, int]]:
+def _apart(random: Generator, sides: list[int]) -> list[Box]:
     """Places that do not touch, or fewer of them if they do not fit."""
-    boxes: list[tuple[int, int, int, int]] = []
+    boxes: list[Box] = []
     for side in sides:
         for _ in range(TRIES):
             left, top = (int(random.integers(1, cv.SIDE - side)) for _ in range(2))
@@ -206,7 +206,7 @@ def _apart(random: Generator, sides: list[int]) -> list[tuple[int, int, int, int
     return boxes
 
 
-def _gap(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> int:
+def _gap(one: Box, other: Box) -> int:
     """Between two boxes, negative where they overlap."""
     return max(one[0] - other[2], other[0] - one[2], one[1] - other[3], other[1] - one[3])
 
@@ -236,7 +236,7 @@ def _varied(random: Generator, image: Image.Image) -> Image.Image:
 
 def _stamp_glyph(
     canvas: Canvas, number: int, character: str, font: FreeTypeFont, paint: RGB, at: tuple[int, int]
-) -> tuple[int, int, int, int]:
+) -> Box:
     """Draws one character; its box."""
     pixels, offset = font.getmask2(character, mode="L")
     mask = Image.new("L", pixels.size)
@@ -248,7 +248,6 @@ def _stamp_glyph(
 
 def _heights(random: Generator, count: int) -> list[float]:
     """Shares of the room above the axis, no two nearly the same."""
-    while True:
-        heights = random.uniform(0.15, 1.0, count)
-        if np.diff(np.sort(heights)).min() >= MIN_BAR_STEP:
-            return [float(height) for height in heights]
+    steps = MIN_BAR_STEP * np.arange(count)
+    heights = np.sort(random.uniform(LEAST_BAR, 1 - steps[-1], count)) + steps
+    return [float(height) for height in random.permutation(heights)]

@@ -11,6 +11,8 @@ SMALL_BELOW, LARGE_FROM = 40, 56
 """Sides of things that are called small or large; in between they are neither."""
 
 UInt8 = npt.NDArray[np.uint8]
+Box = tuple[int, int, int, int]
+"""left, top, right, bottom"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +20,7 @@ class Thing:
     """One object. Classes are numbers of the vocabulary, or NONE."""
 
     kind: str
-    box: tuple[int, int, int, int]
-    """left, top, right, bottom"""
+    box: Box
     colour: int = NONE
     shape: int = NONE
     icon: int = NONE

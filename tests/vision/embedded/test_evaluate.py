@@ -54,6 +54,7 @@ def test_every_task_has_its_number_of_questions(evaluation_painter: Painter) -> 
     assert {task: len(asked) for task, asked in tasks.items()} == dict.fromkeys(tasks, 5)
     wanted = {"colour", "shape", "count", "left or right", "icon", "digits", "word", "tallest bar", "caption of chart"}
     assert wanted <= tasks.keys()
+    assert all(item.scene.things[0].side >= 56 for item in tasks["large shape"])
     again = items(evaluation_painter, 5)
     assert [item.question for item in tasks["colour"]] == [item.question for item in again["colour"]]
 
@@ -73,14 +74,16 @@ def test_answers_are_asked_for_and_counted(evaluation_painter: Painter) -> None:
         pixels = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
         return httpx.Response(200, json={"choices": [{"message": {"content": f"{known[pixels.tobytes()].upper()}."}}]})
 
-    async def run(*, control: bool) -> tuple[float, int]:
+    async def run(control: str | None) -> tuple[float, int]:
         async with httpx.AsyncClient(base_url="http://test", transport=httpx.MockTransport(answer)) as client:
-            return (await evaluate(client, "m", {"colour": asked}, 2, control=control))["colour"]
+            return (await evaluate(client, "m", {"colour": asked}, 2, control))["colour"]
 
-    assert asyncio.run(run(control=False)) == (1.0, 12)
+    assert asyncio.run(run(None)) == (1.0, 12)
     assert orders.count("text") == orders.count("image_url") == 6
     next_answers = [item.question.answer for item in (*asked[1:], asked[0])]
     by_chance = sum(item.question.answer == other for item, other in zip(asked, next_answers, strict=True))
     assert by_chance < 6
-    assert asyncio.run(run(control=True)) == (round(by_chance / 12, 4), 12)
-    assert [item.question for item in controls(asked)] == [item.question for item in asked]
+    assert asyncio.run(run("shuffled")) == (round(by_chance / 12, 4), 12)
+    blank = controls(asked, "blank")
+    assert [item.question for item in blank] == [item.question for item in asked]
+    assert all((item.scene.pixels == 128).all() for item in blank)
