@@ -27,6 +27,39 @@ class ImageRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRanges:
+    """Which of the keys in a rank's cache rows may see, where it has some of each sequence's alone. All tensors are
+    int32; T rows in S groups, each of one sequence, of which several groups may be."""
+
+    query_starts_S1: Tensor
+    """[S + 1]: rows of group s are query_starts[s] .. query_starts[s + 1] - 1."""
+    kv_lens_S: Tensor
+    """[S]: keys of its sequence that are in the cache, which lie one after the other in the blocks."""
+    block_tables: Tensor
+    """Flat: block ids."""
+    table_starts_S: Tensor
+    """[S]: where those of a group begin, as many as its keys need."""
+    begins_T: Tensor
+    """The first key that a row sees."""
+    ends_T: Tensor
+    """One past the last; the same as `begins` if it sees none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRows:
+    """The rows of all ranks that share a step's sequences, rank after rank."""
+
+    counts_N: Tensor
+    """int64: how many each rank has."""
+    order_T: Tensor
+    """int64: the row of the step that each is."""
+    positions_T: Tensor
+    """In its sequence."""
+    keys: KeyRanges
+    """Of this rank's cache, without a window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Sequences of different lengths, concatenated without padding. All tensors are int32 unless said."""
 
@@ -56,6 +89,8 @@ class Batch:
     where the keys of sequence s would begin if those of all stood in a row."""
     max_query_len: int = 0
     """On a GPU, which would make the CPU wait if it were asked: the most tokens that a sequence has in this step."""
+    shared: SharedRows | None = None
+    """Where ranks share sequences (`stripes`): then all else is of this rank's rows and keys alone."""
 
     @property
     def num_tokens(self) -> int:

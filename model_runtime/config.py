@@ -106,8 +106,13 @@ class RuntimeConfig:
     tensor_parallel_size: int = field(
         default=1, metadata={"help": "processes (ranks) that share every layer of the model"}
     )
-    pipeline_parallel_size: int = field(
-        default=1, metadata={"help": "stages that divide the layers; times tensor-parallel-size is the number of ranks"}
+    pipeline_parallel_size: int = field(default=1, metadata={"help": "stages that divide the layers"})
+    context_parallel_size: int = field(
+        default=1,
+        metadata={
+            "help": "processes (ranks) that share every sequence, each with a part of its keys and values; times "
+            "tensor-parallel-size, or pipeline-parallel-size and that, is the number of ranks"
+        },
     )
     enable_expert_parallel: bool = field(
         default=False, metadata={"help": "give each rank some experts of a mixture instead of columns of all"}
@@ -131,11 +136,14 @@ class RuntimeConfig:
         for name in ("max_model_len", "memory_budget", "encoder_cache_bytes", "num_kv_blocks", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        sizes = ("tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size")
+        for name in sizes:
             if not 1 <= getattr(self, name) <= MAX_RANKS:
                 raise ValueError(f"{name} must be from 1 to {MAX_RANKS}")
         if self.num_ranks > MAX_RANKS:
-            raise ValueError(f"tensor_parallel_size times pipeline_parallel_size must be at most {MAX_RANKS}")
+            raise ValueError(f"{' times '.join(sizes)} must be at most {MAX_RANKS}")
+        if self.context_parallel_size > 1 and self.pipeline_parallel_size > 1:
+            raise ValueError("context_parallel_size and pipeline_parallel_size cannot both be above 1")
         if self.nnodes < 1 or self.num_ranks % self.nnodes:
             raise ValueError("nnodes must divide the number of ranks")
         if not 0 <= self.node_rank < self.nnodes:
@@ -150,7 +158,7 @@ class RuntimeConfig:
     @property
     def num_ranks(self) -> int:
         """On all machines."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size * self.context_parallel_size * self.pipeline_parallel_size
 
     @property
     def own_ranks(self) -> range:

@@ -45,6 +45,7 @@ from model_runtime.parallel import Mesh
 from model_runtime.pipeline import Stage
 from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Begun, Runner
+from model_runtime.stripes import SharedSequences
 from model_runtime.transport import SILENCE_SECONDS, Followers, PoolFacts
 from model_runtime.weights.load import Precision
 from model_runtime.weights.prepared import WeightCache
@@ -119,12 +120,14 @@ def load_runner(
     Raises CheckpointError for a model that cannot be read, PlanError for one that does not fit.
     """
     device = choose_device(runtime.device)
-    _check_ranks(ranks, device)
+    _check_ranks(ranks, runtime, device)
     budget = (runtime.memory_budget or default_budget(device)) // ranks.ranks_here
     scheduler = replace(scheduler, block_size=block_size(device, scheduler.block_size))
+    sequences = SharedSequences(ranks.mesh.context, scheduler.block_size)
     set_threads(runtime.threads or max(1, usable_cores() // ranks.ranks_here))
     progress("preparing kernels", 0.0)
-    ops = load_ops(device, runtime.kernels)
+    plain_ops = load_ops(device, runtime.kernels)
+    ops = sequences.ops(plain_ops)
     precision = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
     model = load_model(
         model_path,
@@ -133,38 +136,34 @@ def load_runner(
         lambda fraction: progress("loading weights", fraction),
         lambda config, size, kv_type: _size(config, size, kv_type, runtime, scheduler, budget).max_model_len,
         precision,
-        _weight_cache(runtime, ops),
+        _weight_cache(runtime, plain_ops),
         ranks.mesh.tensor,
         whole_experts=runtime.enable_expert_parallel,
         stage=ranks.mesh.layout.stage,
         num_stages=ranks.mesh.layout.pipeline_size,
     )
     part = load_draft(model_path, scheduler, runtime, model, ops, device, precision, ranks.mesh.tensor)
-    info = _plan(model, part, describe(ops, device), runtime, scheduler, budget)
+    info = _plan(model, part, describe(plain_ops, device), runtime, scheduler, budget)
     info = _agreed(info, likeness(model, runtime, scheduler), ranks)
     if scheduler.speculative_config is None:
         info = replace(info, steps_in_flight=ranks.mesh.layout.pipeline_size)
-    return _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh), info
+    return _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh, sequences), info
 
 
-def _check_ranks(ranks: Ranks, device: torch.device) -> None:
+def _check_ranks(ranks: Ranks, runtime: RuntimeConfig, device: torch.device) -> None:
     """Raises PlanError for what several ranks cannot do."""
     if ranks.mesh.layout.size > 1 and device.type != "cpu":
-        raise PlanError(
-            "several ranks, as by tensor_parallel_size or pipeline_parallel_size, are only for --device cpu"
-        )
+        raise PlanError("several ranks, as by tensor_parallel_size, are only for --device cpu")
+    if ranks.mesh.context.size != runtime.context_parallel_size:
+        raise PlanError("context_parallel_size above 1 is only for serve and engine_bench, which start the ranks")
 
 
 def likeness(model: LoadedModel, runtime: RuntimeConfig, scheduler: SchedulerConfig) -> str:
     """A digest of what ranks must have alike, for they may have been started with other options or files on another
     machine. Of the weights, those of the last norm, which every rank has whole."""
     computes = (runtime.kv_cache_dtype, runtime.kernels, runtime.quantization, runtime.activation_dtype)
-    shares = (
-        runtime.tensor_parallel_size,
-        runtime.pipeline_parallel_size,
-        runtime.enable_expert_parallel,
-        runtime.encoder_cache_bytes,
-    )
+    sizes = (runtime.tensor_parallel_size, runtime.context_parallel_size, runtime.pipeline_parallel_size)
+    shares = (*sizes, runtime.enable_expert_parallel, runtime.encoder_cache_bytes)
     version = importlib.metadata.version("firstlight")
     alike = (version, model.config, model.kv_type, model.decoder.norm_C.tolist(), computes, shares, scheduler)
     return hashlib.sha256(repr(alike).encode()).hexdigest()
@@ -191,6 +190,7 @@ def _runner(
     scheduler: SchedulerConfig,
     device: torch.device,
     mesh: Mesh,
+    sequences: SharedSequences,
 ) -> Runner:
     config, decoder = model.decoder.own, model.decoder
     on_cpu = device.type == "cpu"
@@ -199,21 +199,21 @@ def _runner(
         num_blocks=info.num_blocks if on_cpu else info.num_blocks + SPARE_BLOCKS,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        block_size=info.block_size,
+        block_size=scheduler.block_size,
         dtype=storage_type(runtime.kv_cache_dtype, model.kv_type),
         device=device,
     )
     vision = model.vision
-    images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device, mesh.tensor)
+    groups = mesh.tensor, mesh.context
+    images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device, groups)
     served = decoder if on_cpu else on_device(decoder, kv, info.max_model_len, scheduler.max_num_seqs)
     draft = draft_model(scheduler, runtime, part, decoder, kv)
     stage = None
     if mesh.layout.pipeline_size > 1:
         method = None if scheduler.speculative_config is None else scheduler.speculative_config.method
         stage = Stage(decoder, mesh.pipeline, every_row=method == "mtp")
-    return Runner(
-        served, kv, info.block_size, ops, images, config.bidirectional_images, draft, decoder.final_norm, stage
-    )
+    both_ways, norm, width = config.bidirectional_images, decoder.final_norm, scheduler.block_size
+    return Runner(served, kv, width, ops, images, both_ways, draft, norm, stage, sequences)
 
 
 def _weight_cache(runtime: RuntimeConfig, ops: Ops) -> WeightCache | None:
@@ -285,7 +285,7 @@ def _plan(
         eos_token_ids=config.eos_token_ids,
         generates=config.has_output,
         num_blocks=pool.num_blocks,
-        block_size=scheduler.block_size,
+        block_size=scheduler.block_size * runtime.context_parallel_size,
         weight_bytes=model.weight_bytes + draft.weight_bytes,
         kv_bytes=pool.num_blocks * (_block_bytes(config, runtime, scheduler.block_size, kv_type) + draft.block_bytes),
         max_num_batched_tokens=step_tokens(config, scheduler),

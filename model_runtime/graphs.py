@@ -20,6 +20,7 @@ from torch import Tensor
 from model_runtime.batch import Batch, make_batch
 from model_runtime.device_batch import pack, padded, unpack, upload
 from model_runtime.kv_store import KVLayer
+from model_runtime.memory import PlanError
 from model_runtime.models.decoder import Decoder
 from model_runtime.ops.cuda import PAGE, suits_flash_attention
 from model_runtime.ops.registry import select
@@ -149,7 +150,9 @@ class DeviceDecoder:
 
 
 def block_size(device: torch.device, configured: int) -> int:
-    """Tokens in a KV block: as configured, or on a GPU what flash attention takes."""
+    """Tokens in a KV block: as configured, or on a GPU what flash attention takes. Raises PlanError."""
+    if configured & (configured - 1) or configured > PAGE:
+        raise PlanError(f"block_size must be a power of two from 1 to {PAGE}, not {configured}")
     return configured if device.type == "cpu" else PAGE
 
 

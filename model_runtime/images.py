@@ -55,10 +55,14 @@ class ImageStore:
         encoder: ImageEncoder,
         table_CV: Tensor,
         device: torch.device,
-        collectives: Collectives | None = None,
+        groups: tuple[Collectives, Collectives] = (Alone(), Alone()),
     ) -> None:
+        """`groups` are those of the ranks that share layers, and of those that share sequences: all of both have towers
+        that are alike."""
         self._encoder, self._table_CV, self._device = encoder, table_CV.to(device), device
-        self._collectives = Alone() if collectives is None else collectives
+        self._tensor, self._context = groups
+        self._rank = self._context.rank * self._tensor.size + self._tensor.rank
+        self._size = self._context.size * self._tensor.size
         self._features: dict[int, ImageFeatures] = {}
 
     def step(self, plan: StepPlan) -> "tuple[tuple[ImageRows, ...], array[int]]":
@@ -83,7 +87,7 @@ class ImageStore:
 
     def _encode(self, jobs: ImageJobs) -> Iterator[ImageFeatures | None]:
         """Of each image, in order; None where that failed. Image j is encoded by rank j modulo their number."""
-        rank, size = self._collectives.rank, self._collectives.size
+        rank, size = self._rank, self._size
         groups = self._groups(jobs.pixels[rank::size])
         encoded = [features for group in groups for features in self._encoder.encode(list(map(self._input, group)))]
         own = iter(encoded)
@@ -100,7 +104,10 @@ class ImageStore:
         levels_LNC = torch.full(shape, torch.nan, device=self._device)
         if features is not None:
             torch.stack((features.embeddings_NO, *features.deepstack_NO), out=levels_LNC)
-        self._collectives.broadcast(levels_LNC, source)
+        context, tensor = divmod(source, self._tensor.size)
+        if context == self._context.rank:
+            self._tensor.broadcast(levels_LNC, tensor)
+        self._context.broadcast(levels_LNC, context)
         shared = ImageFeatures(embeddings_NO=levels_LNC[0], deepstack_NO=tuple(levels_LNC[1:]))
         return shared if _is_sound(shared, count) else None
 

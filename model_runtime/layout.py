@@ -76,4 +76,9 @@ class Layout:
 
 def layout_of(runtime: RuntimeConfig, rank: int = 0) -> Layout:
     """As configured."""
-    return Layout(rank=rank, tensor_size=runtime.tensor_parallel_size, pipeline_size=runtime.pipeline_parallel_size)
+    return Layout(
+        rank=rank,
+        tensor_size=runtime.tensor_parallel_size,
+        context_size=runtime.context_parallel_size,
+        pipeline_size=runtime.pipeline_parallel_size,
+    )

@@ -129,6 +129,25 @@ def model_length(config: ModelConfig, runtime: RuntimeConfig) -> int:
     return runtime.max_model_len or config.max_position
 
 
+def _step_bytes(config: ModelConfig, runtime: RuntimeConfig, scheduler: SchedulerConfig) -> int:
+    """Of the largest step."""
+    tokens, ranks = step_tokens(config, scheduler), runtime.context_parallel_size
+    if ranks == 1:
+        return activation_bytes(config, tokens, scheduler.max_sampled_rows)
+    # of each sequence one rank may have up to a block more than the others
+    own = min(tokens, -(-tokens // ranks) + scheduler.max_num_seqs * scheduler.block_size)
+    own_bytes = activation_bytes(config, own, scheduler.max_sampled_rows)
+    return own_bytes + shared_attention_bytes(config, tokens, own * ranks)
+
+
+def shared_attention_bytes(config: ModelConfig, tokens: int, parts: int) -> int:
+    """What attention of a step over the keys of several ranks takes beside: queries of all rows, their states of this
+    rank's keys, and `parts` states of its own rows. In the end, all hidden states, as they came and in order."""
+    state = config.num_heads * (config.head_dim + 2)
+    attention = tokens * (config.num_heads * config.head_dim + state) + parts * state
+    return FLOAT_BYTES * max(attention, 2 * tokens * config.hidden_size)
+
+
 def size_pool(
     config: ModelConfig,
     runtime: RuntimeConfig,
@@ -144,8 +163,9 @@ def size_pool(
     max_num_seqs sequences of full length can use. Tables take `position_bytes` for each position of the longest
     sequence. Raises PlanError where not even one such sequence fits."""
     max_model_len = model_length(config, runtime)
-    blocks_needed = -(-max_model_len // scheduler.block_size)
-    activations = activation_bytes(config, step_tokens(config, scheduler), scheduler.max_sampled_rows)
+    block_size = scheduler.block_size * runtime.context_parallel_size
+    blocks_needed = -(-max_model_len // block_size)
+    activations = _step_bytes(config, runtime, scheduler)
     if images is not None:
         activations = images.cache + max(activations, images.encode)
     room = max(0, budget - weight_bytes - activations)
@@ -155,8 +175,8 @@ def size_pool(
         return PoolSize(num_blocks=num_blocks, max_model_len=max_model_len)
     option = "num_kv_blocks" if runtime.num_kv_blocks else "memory_budget"
     given = f"{num_blocks}" if runtime.num_kv_blocks else _mb(budget)
-    fitting = runtime.num_kv_blocks or room // (block_bytes + position_bytes * scheduler.block_size)
-    largest = fitting * scheduler.block_size
+    fitting = runtime.num_kv_blocks or room // (block_bytes + position_bytes * block_size)
+    largest = fitting * block_size
     raise PlanError(
         f"one sequence of max_model_len {max_model_len} tokens needs {blocks_needed} KV blocks of {_mb(block_bytes)}, "
         f"and there is room for {num_blocks} ({option} {given}, weights {_mb(weight_bytes)}, activations "

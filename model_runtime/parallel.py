@@ -64,6 +64,15 @@ class Collectives(Protocol):
         """To every rank, in the order of ranks. Shapes are equal."""
         ...
 
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """To every rank, all rows in the order of ranks; rank r has counts[r] of them."""
+        ...
+
+    def all_to_all(self, x: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
+        """Of rank r's x the first counts[r][0] rows come to rank 0, the next counts[r][1] to rank 1, and so on; what
+        came to this one, in the order of ranks."""
+        ...
+
     def broadcast(self, x: Tensor, source: int) -> None:
         """What rank `source` has in x, into everybody's x. Shapes are equal."""
         ...
@@ -102,6 +111,14 @@ class Alone:
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """x is all there is."""
         return [x]
+
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """x is all there is."""
+        return x
+
+    def all_to_all(self, x: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
+        """x is what this one has for itself."""
+        return x
 
     def broadcast(self, x: Tensor, source: int) -> None:
         """x is what rank 0 has."""
@@ -159,6 +176,20 @@ class TorchCollectives:
         self._group.allgather([parts], [x.contiguous()]).wait()
         self._count(began, x)
         return parts
+
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """Parts are filled up to the longest, since the group gathers equal ones."""
+        padded = x.new_zeros((max(counts), *x.shape[1:]))
+        padded[: len(x)] = x
+        return torch.cat([part[:count] for part, count in zip(self.all_gather(padded), counts, strict=True)])
+
+    def all_to_all(self, x: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
+        """As the group does it."""
+        began, received = time.perf_counter(), [row[self.rank] for row in counts]
+        out = x.new_empty((sum(received), *x.shape[1:]))
+        self._group.alltoall_base(out, x.contiguous(), received, list(counts[self.rank])).wait()
+        self._count(began, x)
+        return out
 
     def broadcast(self, x: Tensor, source: int) -> None:
         """As the group does it."""

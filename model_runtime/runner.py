@@ -20,8 +20,10 @@ from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.images import ImageStore
 from model_runtime.kv_store import KVLayer, give_back
 from model_runtime.ops.registry import Ops
+from model_runtime.parallel import Alone
 from model_runtime.pipeline import Stage
 from model_runtime.pooling import Norm, pooled_sums
+from model_runtime.stripes import SharedSequences
 from scheduler.plan import PoolRows, RowLogprobs, SampleRows, ScoreRows, StepPlan, StepResult, doubles, floats, ints
 
 SCORE_CHUNK = 64
@@ -60,8 +62,9 @@ class Begun:
     model: LanguageModel
     """That the plan wants."""
     batch: Batch
-    hidden_TC: Tensor | None
-    """None: they come from the last stage."""
+    """This rank's part of the step."""
+    own_TC: Tensor | None
+    """Of its rows; None: they come from the last stage."""
     failed_slots: "array[int]"
     """Of images."""
 
@@ -80,11 +83,14 @@ class Runner:
         draft: DraftModel | None = None,
         final_norm: Norm | None = None,
         stage: Stage | None = None,
+        sequences: SharedSequences | None = None,
     ) -> None:
-        """`images` is None for a model that takes none; `bidirectional_images` says that its images attend to
-        themselves in both directions. `final_norm`, of the model, is needed for sequences that are pooled.
-        `stage`: the model has some of the layers, and others come after or before."""
-        self._model, self._kv, self._block_size, self._ops = model, kv, block_size, ops
+        """`block_size` is that of the cache. `images` is None for a model that takes none; `bidirectional_images` says
+        that its images attend to themselves in both directions. `final_norm`, of the model, is needed for sequences
+        that are pooled. `stage`: the model has some of the layers, and others come after or before. `sequences` are
+        shared with other ranks; None: with none."""
+        self._sequences = SharedSequences(Alone(), block_size) if sequences is None else sequences
+        self._model, self._kv, self._ops = model, kv, ops
         self._images, self._bidirectional_images, self._draft = images, bidirectional_images, draft
         self._final_norm, self._stage = final_norm, stage
 
@@ -120,8 +126,8 @@ class Runner:
 
     @torch.inference_mode()
     def follow(self, plan: StepPlan) -> None:
-        """This rank's part of a step whose result is rank 0's: the same forward, and logits of the same rows, or the
-        layers of a later stage alone."""
+        """This rank's part of a step whose result is rank 0's: its rows or layers, and if it shares the last of these
+        with rank 0, its part of the same logits."""
         if self._is_later_stage and plan.by_draft_model:
             return
         begun = self.begin(plan)
@@ -134,6 +140,8 @@ class Runner:
         if isinstance(begun, StepResult):
             return
         plan, hidden_TC = begun.plan, self._end(begun)
+        if self._sequences.stripes.rank > 0:
+            return
         if plan.sample.rows:
             _logits(begun.model, hidden_TC, plan.sample.rows)
         for chunk in _score_chunks(plan.score):
@@ -153,44 +161,50 @@ class Runner:
     def _begin(self, plan: StepPlan) -> Begun:
         """Compute what this rank computes before it needs what other stages make of it."""
         images, failed_slots = self._image_rows(plan)
-        batch = make_batch(plan, self._block_size, images, self._bidirectional_images)
+        whole = make_batch(plan, self._sequences.stripes.block_size, images, self._bidirectional_images)
+        batch = self._sequences.divided(whole)
         model, kv = self._model, self._kv
         if plan.by_draft_model:
             assert self._draft is not None, "a step of a draft model, and there is none"
             model, kv = self._draft.model, self._draft.kv
         if self._stage is None or plan.by_draft_model:
-            hidden_TC = model.forward(batch, kv)
+            own_TC = model.forward(batch, kv)
         else:
             self._stage.begin(plan, batch, kv)
-            hidden_TC = None
-        return Begun(plan=plan, model=model, batch=batch, hidden_TC=hidden_TC, failed_slots=failed_slots)
+            own_TC = None
+        return Begun(plan=plan, model=model, batch=batch, own_TC=own_TC, failed_slots=failed_slots)
 
     def _end(self, begun: Begun) -> Tensor:
         """[T, C]"""
-        hidden_TC = begun.hidden_TC
-        if hidden_TC is None:
+        own_TC = begun.own_TC
+        if own_TC is None:
             assert self._stage is not None, "hidden states of no stage"
-            hidden_TC = self._stage.end(begun.plan, begun.batch)
-        self._keep_states(begun.plan, begun.batch, hidden_TC)
+            own_TC = self._stage.end(begun.plan, begun.batch)
+        hidden_TC = self._sequences.together(own_TC, begun.batch)
+        self._keep_states(begun.plan, begun.batch, own_TC, hidden_TC)
         return hidden_TC
 
     @torch.inference_mode()
     def all_logits(self, plan: StepPlan) -> Tensor:
         """[T, V] float32: logits of every token of a step of text, as `run` computes them; for `firstlight quality`,
         which compares whole distributions."""
-        return self._model.logits(self._model.forward(make_batch(plan, self._block_size), self._kv))
+        batch = make_batch(plan, self._sequences.stripes.block_size)
+        return self._model.logits(self._model.forward(batch, self._kv))
 
-    def _keep_states(self, plan: StepPlan, batch: Batch, hidden_TC: Tensor) -> None:
-        """For a draft model that goes on from them."""
+    def _keep_states(self, plan: StepPlan, batch: Batch, own_TC: Tensor, hidden_TC: Tensor) -> None:
+        """For a draft model that goes on from them, those of this rank's slots."""
         states_SC = None if self._draft is None else self._draft.states_SC
         if states_SC is None:
             return
         assert self._final_norm is not None, "states without the norm that they come from"
         if not plan.by_draft_model:
-            states_SC.index_copy_(0, batch.slots_T, self._final_norm(hidden_TC))
+            states_SC.index_copy_(0, batch.slots_T, self._final_norm(own_TC))
         elif plan.state_slots:
             rows_R, slots_R = (torch.from_numpy(np.asarray(part)) for part in (plan.sample.rows, plan.state_slots))
-            states_SC.index_copy_(0, slots_R.long(), hidden_TC.index_select(0, rows_R))
+            stripes = self._sequences.stripes
+            is_own_R = stripes.owners(slots_R) == stripes.rank
+            own_slots = stripes.own_slots(slots_R[is_own_R]).long()
+            states_SC.index_copy_(0, own_slots, hidden_TC.index_select(0, rows_R[is_own_R]))
 
     def _image_rows(self, plan: StepPlan) -> "tuple[tuple[ImageRows, ...], array[int]]":
         if self._images is not None:

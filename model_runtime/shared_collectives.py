@@ -73,29 +73,37 @@ class SharedMemoryCollectives:
     def gather(self, x: Tensor, lengths: Sequence[int]) -> list[Tensor] | None:
         """Rank 0 has its own already, and shares nothing."""
         assert len(x) == lengths[self.rank], f"{len(x)} instead of {lengths[self.rank]}"
-        row_bytes = math.prod(x.shape[1:]) * x.itemsize
-        nbytes = [0, *(length * row_bytes for length in lengths[1:])]
-        if self.rank > 0:
-            mine = x.contiguous()
-            self._run([mine.data_ptr() if rank == self.rank else None for rank in range(self.size)], nbytes)
-            return None
-        parts = [x, *(x.new_empty((length, *x.shape[1:])) for length in lengths[1:])]
-        self._run([part.data_ptr() for part in parts], nbytes)
+        parts = None
+        if self.rank == 0:
+            parts = [x, *(x.new_empty((length, *x.shape[1:])) for length in lengths[1:])]
+        self._exchange(x, parts, [0, *(length * _row_bytes(x) for length in lengths[1:])])
         return parts
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """Parts in memory of their own."""
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        parts[self.rank].copy_(x)
-        self._run([part.data_ptr() for part in parts], [x.nbytes] * self.size)
+        self._exchange(x, parts, [x.nbytes] * self.size)
         return parts
+
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """Each rank's rows into their place."""
+        out = x.new_empty((sum(counts), *x.shape[1:]))
+        self._exchange(x, list(torch.split(out, list(counts))), [count * _row_bytes(x) for count in counts])
+        return out
+
+    def all_to_all(self, x: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
+        """A rank's slot has what it gives to all of them, of which each takes its rows."""
+        out, width = x.new_empty((sum(row[self.rank] for row in counts), *x.shape[1:])), _row_bytes(x)
+        parts = list(torch.split(out, [row[self.rank] for row in counts]))
+        begins = [sum(row[: self.rank]) * width for row in counts]
+        self._exchange(x, parts, [sum(row) * width for row in counts], begins)
+        return out
 
     def broadcast(self, x: Tensor, source: int) -> None:
         """Only the source has a part."""
         assert 0 <= source < self.size, f"there is no rank {source}"
         assert x.is_contiguous(), "what is received into must be contiguous"
-        pointers = [x.data_ptr() if rank == source else None for rank in range(self.size)]
-        self._run(pointers, [x.nbytes if rank == source else 0 for rank in range(self.size)])
+        self._exchange(x, [x] * self.size, [x.nbytes if rank == source else 0 for rank in range(self.size)])
 
     def send(self, x: Tensor) -> None:
         """Waits only where LINK_SLOTS are full."""
@@ -111,9 +119,22 @@ class SharedMemoryCollectives:
         assert x.is_contiguous(), "what is received into must be contiguous"
         self.check(library().receive(ctypes.byref(self.structure), x.data_ptr(), x.nbytes))
 
-    def _run(self, pointers: Sequence[int | None], nbytes: Sequence[int]) -> None:
-        parts, lengths = (c_void_p * self.size)(*pointers), (c_int64 * self.size)(*nbytes)
-        self.check(library().exchange(ctypes.byref(self.structure), parts, lengths))
+    def _exchange(
+        self, x: Tensor, parts: list[Tensor] | None, nbytes: Sequence[int], begins: Sequence[int] | None = None
+    ) -> None:
+        """Each rank gives `nbytes` of its x, of which this one takes those from `begins` on that fill its part."""
+        mine = x.contiguous()
+        begins = [0] * self.size if begins is None else begins
+        taken = [0] * self.size if parts is None else [part.nbytes for part in parts]
+        ends = [begin + min(count, given) for begin, count, given in zip(begins, taken, nbytes, strict=True)]
+        pointers = [None] * self.size if parts is None else [part.data_ptr() for part in parts]
+        into, sizes = (c_void_p * self.size)(*pointers), (c_int64 * self.size)(*nbytes)
+        ranges = (c_int64 * self.size)(*begins), (c_int64 * self.size)(*ends)
+        self.check(library().exchange(ctypes.byref(self.structure), mine.data_ptr(), sizes, into, *ranges))
+
+
+def _row_bytes(x: Tensor) -> int:
+    return x.element_size() * math.prod(x.shape[1:])
 
 
 def share_memory(layout: Layout, descriptor: int, timeout_seconds: float) -> Mesh:

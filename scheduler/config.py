@@ -8,6 +8,8 @@ from typing import Literal, get_args
 
 MAX_STEP_DRAFTS = 32
 """Drafts in a step, of a sequence and of all together: memory is planned for their logits."""
+MAX_BLOCK_SIZE = 2**14
+"""Of all ranks that share sequences together; what is allowed for one, the runtime says."""
 
 SpeculativeMethod = Literal["ngram", "suffix", "draft", "self", "mtp"]
 SPECULATIVE_METHODS: tuple[str, ...] = get_args(SpeculativeMethod)
@@ -68,7 +70,9 @@ class SchedulerConfig:
         default=262_144,
         metadata={"help": "pixels of images encoded in one step, during which streams wait; one image may exceed it"},
     )
-    block_size: int = field(default=16, metadata={"help": "tokens in a KV block; on a GPU 256 whatever is set"})
+    block_size: int = field(
+        default=16, metadata={"help": "tokens in a KV block, a power of two up to 256; on a GPU 256 whatever is set"}
+    )
     max_queued_requests: int = field(
         default=256, metadata={"help": "sequences that may wait beyond the running ones; more get 429"}
     )
@@ -93,8 +97,8 @@ class SchedulerConfig:
         for name in sizes:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive")
-        if not 1 <= self.block_size <= 256 or self.block_size & (self.block_size - 1):
-            raise ValueError("block_size must be a power of two from 1 to 256")
+        if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
+            raise ValueError(f"block_size must be from 1 to {MAX_BLOCK_SIZE}")
         if not 0 < self.prefill_share <= 1:
             raise ValueError("prefill_share must be in (0, 1]")
         if self.max_queued_requests < 0:

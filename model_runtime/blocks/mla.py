@@ -96,8 +96,9 @@ class LatentAttentionBlock:
         down_TX = _linear(ops, x_TC, self.latent_down)
         latent_TL, rotated_TR = down_TX[:, : -self.rotated], down_TX[:, -self.rotated :]
         normed_TL = ops.rms_norm(latent_TL.contiguous(), self.latent_norm_L, NORM_EPS)
-        made_THX = _linear(ops, normed_TL, self.latent_up).view(x_TC.shape[0], self.shape.num_heads, -1)
         value_dim = self.latent.value_dim
+        width = self.shape.head_dim - self.rotated + value_dim
+        made_THX = _linear(ops, normed_TL, self.latent_up).view(-1, self.shape.num_heads, width)
         key_THD[..., : self.rotated] = rotated_TR[:, None]
         key_THD[..., self.rotated :] = made_THX[..., :-value_dim]
         value_THD[..., :value_dim] = made_THX[..., -value_dim:]

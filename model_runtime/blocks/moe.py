@@ -83,7 +83,7 @@ def route(ops: Ops, logits_TN: Tensor, choice_bias_N: Tensor | None, experts: Ex
 
 def _in_best_groups(choice_TN: Tensor, experts: Experts) -> Tensor:
     """[T, N]: -inf for experts outside of the best groups, a group being as good as its best two experts together."""
-    choice_TGM = choice_TN.view(choice_TN.shape[0], experts.num_groups, -1)
+    choice_TGM = choice_TN.view(-1, experts.num_groups, experts.num_experts // experts.num_groups)
     best_TG2 = choice_TGM.topk(2, dim=-1).values
     group_TG = best_TG2[..., 0] + best_TG2[..., 1]
     chosen_TJ = group_TG.topk(experts.num_chosen_groups, dim=-1).indices

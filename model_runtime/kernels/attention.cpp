@@ -52,7 +52,7 @@ void attend_segment(const Problem& p, const Item& item, int64_t segment, const S
     const int64_t rows = item.rows();
     for (int64_t row = 0; row < rows; row++) {
         const int64_t token = item.token + row / item.num_heads, head = item.head + row % item.num_heads;
-        const float* query = p.qkv + (token * (p.H + 2 * p.G) + head) * p.D;
+        const float* query = p.qkv + token * p.query_step + head * p.D;
         for (int64_t d = 0; d < p.D; d++) scratch.query[row * p.D + d] = query[d] * p.scale;
     }
     clear(state, rows, p.D);
@@ -71,8 +71,15 @@ void merge_segment(const Problem& p, const Item& item, int64_t segment, const St
 void write_out(const Problem& p, const Item& item, const State& total) {
     for (int64_t row = 0; row < item.rows(); row++) {
         const int64_t token = item.token + row / item.num_heads, head = item.head + row % item.num_heads;
-        float* out = p.out + (token * p.H + head) * p.D;
-        for (int64_t d = 0; d < p.D; d++) out[d] = total.out[row * p.D + d] / total.sum[row];
+        const float* mixed = total.out + row * p.D;
+        if (p.states) {
+            float* out = std::copy_n(mixed, p.D, p.out + (token * p.H + head) * (p.D + STATE_NUMBERS));
+            out[0] = total.max[row];
+            out[1] = total.sum[row];
+        } else {
+            float* out = p.out + (token * p.H + head) * p.D;
+            for (int64_t d = 0; d < p.D; d++) out[d] = mixed[d] / total.sum[row];
+        }
     }
 }
 
@@ -141,21 +148,20 @@ template <class T> void attend_segments(const Problem& p, const std::vector<Item
     }
 }
 
-// Every token sees itself and keys that exist.
+// Every token sees keys that exist, and unless they are some of its keys alone, itself.
 bool within(const Problem& p) {
     for (int64_t s = 0; p.visible_ends && s < p.S; s++) {
         const int64_t first = p.query_starts[s], position = p.kv_lens[s] - (p.query_starts[s + 1] - first);
-        for (int64_t token = first; token < p.query_starts[s + 1]; token++)
-            if (p.visible_ends[token] <= position + token - first || p.visible_ends[token] > p.kv_lens[s]) return false;
+        for (int64_t token = first; token < p.query_starts[s + 1]; token++) {
+            const int64_t end = p.visible_ends[token], own = position + token - first;
+            if (p.visible_begins ? p.visible_begins[token] < 0 || p.visible_begins[token] > end : end <= own) return false;
+            if (end > p.kv_lens[s]) return false;
+        }
     }
     return true;
 }
 
-}  // namespace
-
-bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads,
-                     const Scoring& scoring, float* out) {
-    const Problem p{qkv, kv, batch, heads, scoring, out};
+bool attend(const Problem& p) {
     if (!within(p)) return false;
     const std::vector<Item> items = make_items(p);
     int64_t rows = 0, segments = 0;
@@ -164,13 +170,44 @@ bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch
         segments += item.segment_end - item.segment;
     }
     const int64_t count = int64_t(items.size());
-    with_storage(kv.storage, [&](auto number) {
+    with_storage(p.kv.storage, [&](auto number) {
         if (count < 4 * pool::threads() && segments > count && pool::threads() > 1)
             attend_segments<decltype(number)>(p, items, rows);
         else
             attend_items<decltype(number)>(p, items, rows);
     });
     return true;
+}
+
+}  // namespace
+
+bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads,
+                     const Scoring& scoring, float* out) {
+    return attend({qkv, kv, batch, heads, scoring, out});
+}
+
+bool partial_attention(const float* query, const KVLayer& kv, const StepBatch& keys, const int32_t* begins,
+                       const Heads& heads, const Scoring& scoring, float* states) {
+    Problem p{query, kv, keys, heads, scoring, states};
+    p.visible_begins = begins;
+    p.query_step = heads.H * heads.D;
+    p.states = true;
+    return attend(p);
+}
+
+void merge_attention(float* states, int64_t count, int64_t rows, int64_t D, float* out) {
+    const int64_t step = D + STATE_NUMBERS;
+    pool::parallel_ranges(rows, 8 * count * rows * D, [=](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            float max = NEVER, sum = 0, *mixed = out + row * D;
+            std::fill_n(mixed, D, 0.0f);
+            for (int64_t part = 0; part < count; part++) {
+                float* state = states + (part * rows + row) * step;
+                if (state[D + 1] != 0) merge_row({&max, &sum, mixed}, {state + D, state + D + 1, state}, 0, D);
+            }
+            for (int64_t d = 0; d < D; d++) mixed[d] /= sum;
+        }
+    });
 }
 
 // `scales` is null unless the cache is int8, `visible_ends` may be null. Returns 1, having done nothing, if `visible_ends`
@@ -183,4 +220,20 @@ extern "C" int64_t fl_paged_attention(const float* qkv, void* key, void* value, 
     const StepBatch batch{query_starts, kv_lens, tables, table_starts, nullptr, nullptr, visible_ends, 0, S, B};
     const Heads heads{H, G, D, absent, group};
     return !paged_attention(qkv, {key, value, scales, storage, 0}, batch, heads, {scale, softcap, window}, out);
+}
+
+// See partial_attention. Returns 1, having done nothing, for keys that do not exist.
+extern "C" int64_t fl_partial_attention(const float* query, void* key, void* value, float* scales, int64_t storage,
+                                        float* states, const int32_t* query_starts, const int32_t* kv_lens,
+                                        const int32_t* tables, const int32_t* table_starts, const int32_t* begins,
+                                        const int32_t* ends, int64_t S, int64_t H, int64_t G, int64_t D,
+                                        int64_t absent, int64_t group, int64_t B, float scale, float softcap) {
+    const StepBatch keys{query_starts, kv_lens, tables, table_starts, nullptr, nullptr, ends, 0, S, B};
+    const Heads heads{H, G, D, absent, group};
+    return !partial_attention(query, {key, value, scales, storage, 0}, keys, begins, heads, {scale, softcap, 0}, states);
+}
+
+// See merge_attention.
+extern "C" void fl_merge_attention(float* states, int64_t count, int64_t rows, int64_t D, float* out) {
+    merge_attention(states, count, rows, D, out);
 }

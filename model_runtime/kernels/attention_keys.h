@@ -25,15 +25,19 @@ struct Problem {
     float* out;
     const int32_t *query_starts, *kv_lens, *tables, *table_starts;
     const int32_t* visible_ends;  // for each token one past the last position that it sees; or null: its own
+    const int32_t* visible_begins = nullptr;  // the first, with `visible_ends`; or null: as the window says
+    int64_t query_step;                       // numbers from a token's queries to the next one's
+    bool states = false;                      // `out` gets the state of each row, to be merged with others
     int64_t S, H, G, D, B, window, absent, group;
     float scale, softcap;
 
     Problem(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, const Scoring& scoring,
             float* out)
         : qkv(qkv), kv(kv), out(out), query_starts(batch.query_starts), kv_lens(batch.kv_lens),
-          tables(batch.block_tables), table_starts(batch.table_starts), visible_ends(batch.visible_ends), S(batch.S),
-          H(heads.H), G(heads.G), D(heads.D), B(batch.B), window(scoring.window), absent(heads.absent),
-          group(heads.group), scale(scoring.scale), softcap(scoring.softcap) {}
+          tables(batch.block_tables), table_starts(batch.table_starts), visible_ends(batch.visible_ends),
+          query_step((heads.H + 2 * heads.G) * heads.D), S(batch.S), H(heads.H), G(heads.G), D(heads.D), B(batch.B),
+          window(scoring.window), absent(heads.absent), group(heads.group), scale(scoring.scale),
+          softcap(scoring.softcap) {}
 };
 
 // Some queries of one sequence in the heads of one group, and the segments [segment, segment_end) that they see.
@@ -54,10 +58,11 @@ struct Keys {
     Keys(const Problem& p, const Item& item, int64_t query) {
         const int64_t position = item.position + query;
         begin = p.window ? std::max<int64_t>(0, position - p.window + 1) : 0;
+        if (p.visible_begins) begin = p.visible_begins[item.token + query];
         end = p.visible_ends ? p.visible_ends[item.token + query] : position + 1;
     }
 
-    bool meet(int64_t start, int64_t stop) const { return begin < stop && start < end; }
+    bool meet(int64_t start, int64_t stop) const { return std::max(begin, start) < std::min(end, stop); }
 };
 
 // Softmax state of rows: maximum, sum of exponentials, weighted sum of values.

@@ -207,6 +207,27 @@ int64_t all_reduce(Collective& c, float* x, int64_t count) {
     return 0;
 }
 
+int64_t exchange(Collective& c, const char* mine, const int64_t* bytes, char* const* into, const int64_t* begins,
+                 const int64_t* ends) {
+    const Counted counted{c};
+    const int64_t longest = *std::max_element(bytes, bytes + c.size);
+    for (int64_t done = 0; done < longest; done += c.slot_bytes) {
+        const char* slots[MOST_RANKS];
+        for (int64_t rank = 0; rank < c.size; rank++) slots[rank] = slot(c, rank);
+        const int64_t piece = std::clamp<int64_t>(bytes[c.rank] - done, 0, c.slot_bytes);
+        publish(mine + done, 0, piece, const_cast<char*>(slots[c.rank]));
+        c.sent_bytes += piece;
+        if (const int64_t lost = arrive(c)) return lost;
+        for (int64_t rank = 0; rank < c.size; rank++) {
+            const int64_t begin = std::max(begins[rank], done), end = std::min(ends[rank], done + c.slot_bytes);
+            const char* from = rank == c.rank ? mine + begin : slots[rank] + begin - done;
+            char* to = into[rank] + begin - begins[rank];
+            if (into[rank] && begin < end && from != to) std::memcpy(to, from, end - begin);
+        }
+    }
+    return 0;
+}
+
 extern "C" {
 
 // This rank is there. Returns 0 if there are more ranks than the memory's format knows.
@@ -219,26 +240,10 @@ int64_t fl_join(Collective* c) {
 // See all_reduce.
 int64_t fl_all_reduce(Collective* c, float* x, int64_t count) { return c->size > 1 ? all_reduce(*c, x, count) : 0; }
 
-// What rank r has in parts[r], bytes[r] long, comes to parts[r] of every rank where that is not null. `bytes` is the same
-// everywhere. Returns 0, or 1 + the rank that did not come.
-int64_t fl_exchange(Collective* c, char* const* parts, const int64_t* bytes) {
-    const Counted counted{*c};
-    const int64_t longest = *std::max_element(bytes, bytes + c->size);
-    const auto piece = [&](int64_t rank, int64_t done) {
-        return std::clamp<int64_t>(bytes[rank] - done, 0, c->slot_bytes);
-    };
-    for (int64_t done = 0; done < longest; done += c->slot_bytes) {
-        const char* slots[MOST_RANKS];
-        for (int64_t rank = 0; rank < c->size; rank++) slots[rank] = slot(*c, rank);
-        const int64_t mine = piece(c->rank, done);
-        publish(parts[c->rank] + done, 0, mine, const_cast<char*>(slots[c->rank]));
-        c->sent_bytes += mine;
-        if (const int64_t lost = arrive(*c)) return lost;
-        for (int64_t rank = 0; rank < c->size; rank++)
-            if (rank != c->rank && parts[rank] && piece(rank, done))
-                std::memcpy(parts[rank] + done, slots[rank], piece(rank, done));
-    }
-    return 0;
+// See exchange.
+int64_t fl_exchange(Collective* c, const char* mine, const int64_t* bytes, char* const* into, const int64_t* begins,
+                    const int64_t* ends) {
+    return exchange(*c, mine, bytes, into, begins, ends);
 }
 
 // x comes to the next rank, the first one behind the last; returns as soon as it is in the slots between the two, which

@@ -22,5 +22,11 @@ struct Collective {
     int64_t calls, sent_bytes, ns, waiting_ns;  // counters
 };
 
+// Rank r has bytes[r] bytes, of which [begins[r], ends[r]) come to into[r] of this rank, where that is not null. Its own
+// are `mine`, which may be where they are to come to. `bytes` is the same everywhere. Returns 0, or 1 + the rank that did
+// not come.
+int64_t exchange(Collective& collective, const char* mine, const int64_t* bytes, char* const* into,
+                 const int64_t* begins, const int64_t* ends);
+
 // x[count] = the sum of all ranks' x, added in the order of ranks. Returns 0, or 1 + the rank that did not come.
 int64_t all_reduce(Collective& collective, float* x, int64_t count);

@@ -29,7 +29,7 @@ struct StepBatch {
 };
 
 // One layer's cache: keys [blocks][G][D][B], values [blocks][G][B][D]; storage is 0 float32, 1 bfloat16, 2 float16, 3 int8,
-// as in `ops/cpu.py`. int8 has scales [blocks][G][2][B], of keys and then of values; the others have null.
+// as in `ops/cpu_attention.py`. int8 has scales [blocks][G][2][B], of keys and then of values; the others have null.
 struct KVLayer {
     void *key, *value;
     float* scales;
@@ -49,6 +49,17 @@ struct Scoring {
 // out[T][H D]: attention of each query over the keys of its sequence.
 bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads,
                      const Scoring& scoring, float* out);
+
+// Of a row's state beside the D mixed values: the largest score, and the sum of the weights.
+constexpr int64_t STATE_NUMBERS = 2;
+
+// What queries [T][H D] make of some of their keys, `begins` to `visible_ends` of each: states [T][H][D + 2], for
+// merge_attention. Of no keys, the sum is 0. Sequences may have the same table.
+bool partial_attention(const float* query, const KVLayer& kv, const StepBatch& keys, const int32_t* begins,
+                       const Heads& heads, const Scoring& scoring, float* states);
+
+// out[rows][D]: attention of rows over all the keys of `count` parts, from states [count][rows][D + 2] in their order.
+void merge_attention(float* states, int64_t count, int64_t rows, int64_t D, float* out);
 
 // Rows [T][K] that a product reads: floats, or in the same memory integers where the matrix wants them.
 struct ProductRows {

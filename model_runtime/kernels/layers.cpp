@@ -9,6 +9,7 @@
 #include "layer_ops.h"
 #include "linear.h"
 #include "pool.h"
+#include "shared_attention.h"
 
 // The structures are filled by `program.py`; the order of their fields is the same there.
 
@@ -30,6 +31,8 @@ struct Step {
     Rope rope, other_rope;
     float* workspace;        // of fl_workspace bytes, aligned to 64
     Collective* collective;  // of the ranks that have parts of the layers, or null
+    const SharedRows* shared;  // with ranks that have other rows and keys of the sequences, or null
+    float* shared_workspace;   // of fl_shared_workspace bytes
 };
 
 namespace {
@@ -89,6 +92,13 @@ int64_t sum_of_ranks(const Step& step, float* result, int64_t count) {
     return step.collective ? all_reduce(*step.collective, result, count) : 0;
 }
 
+// What a layer's queries see, of all ranks' keys. Returns 0, -1 or 1 + the rank that did not come.
+int64_t attention(const Layer& layer, const KVLayer& kv, const Step& step, const Workspace& at) {
+    if (step.shared)
+        return shared_attention(at.qkv, kv, *step.shared, layer.heads, layer.scoring, step.shared_workspace, at.mixed);
+    return paged_attention(at.qkv, kv, step.batch, layer.heads, layer.scoring, at.mixed) ? 0 : OUT_OF_RANGE;
+}
+
 // From what attention mixed to x, and to the norm that the layer `next` begins with, unless it is null. Returns 0, or
 // 1 + the rank that did not come.
 int64_t after_attention(const Layer& layer, const Layer* next, const Step& step, Rows rows, float* x) {
@@ -146,6 +156,14 @@ int64_t fl_workspace(const Layer* layers, int64_t count, int64_t T) {
     return numbers * int64_t(sizeof(float));
 }
 
+// Beside that, what attention over the keys of several ranks takes.
+int64_t fl_shared_workspace(const Layer* layers, int64_t count, const SharedRows* shared) {
+    int64_t numbers = 0;
+    for (const Layer* layer = layers; layer < layers + count; layer++)
+        numbers = std::max(numbers, shared_attention_numbers(layer->heads, *shared));
+    return numbers * int64_t(sizeof(float));
+}
+
 // x[T][C] passes `count` layers, each with its cache, in place. Returns 0; -1 if a number from the batch that indexes
 // memory is out of range; 1 + the rank that did not come to a sum. x and the caches are then of no use.
 int64_t fl_run_layers(const Layer* layers, const KVLayer* caches, int64_t count, const Step* step, float* x) {
@@ -163,8 +181,7 @@ int64_t fl_run_layers(const Layer* layers, const KVLayer* caches, int64_t count,
         const Layer &layer = layers[index], *next = index + 1 < count ? &layer + 1 : nullptr;
         const Workspace at(layer, *step, {0, batch.T});
         if (failure) return failure;
-        if (!paged_attention(at.qkv, caches[index], batch, layer.heads, layer.scoring, at.mixed))
-            return OUT_OF_RANGE;
+        if (const int64_t failed = attention(layer, caches[index], *step, at)) return failed;
         for_parts(*step, [&](Rows rows) {
             if (failure) return;
             if (const int64_t lost = after_attention(layer, next, *step, rows, x + rows.row * C))

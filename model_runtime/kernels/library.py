@@ -31,11 +31,14 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "activate": (None, (P, N, N, P)),
     "rope_and_cache": (N, (P, P, P, N, N, N, P, P, P, P, P, N, N, N, N, N, N, N)),
     "paged_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, N, N, N, N, N, N, N, F, N, F)),
+    "partial_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, P, N, N, N, N, N, N, N, F, F)),
+    "merge_attention": (None, (P, N, N, N, P)),
     "workspace": (N, (P, N, N)),
+    "shared_workspace": (N, (P, N, P)),
     "run_layers": (N, (P, P, N, P, P)),
     "join": (N, (P,)),
     "all_reduce": (N, (P, P, N)),
-    "exchange": (N, (P, P, P)),
+    "exchange": (N, (P, P, P, P, P, P)),
     "send": (N, (P, P, N)),
     "receive": (N, (P, P, N)),
     "sample": (N, (P, N, N, N, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P)),
@@ -61,7 +64,10 @@ class Library:
     activate: Callable[..., Any]
     rope_and_cache: Callable[..., Any]
     paged_attention: Callable[..., Any]
+    partial_attention: Callable[..., Any]
+    merge_attention: Callable[..., Any]
     workspace: Callable[..., Any]
+    shared_workspace: Callable[..., Any]
     run_layers: Callable[..., Any]
     join: Callable[..., Any]
     all_reduce: Callable[..., Any]

@@ -17,7 +17,7 @@ from model_runtime.blocks.mlp import MLP, mlp_table
 from model_runtime.blocks.moe import MixtureOfExperts, moe_table
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import DenseLayer, LayerStack, Ops, RopeTable
-from model_runtime.parallel import Collectives
+from model_runtime.parallel import Alone, Collectives
 from model_runtime.weights.table import Parameter, Parameters, norm_table
 
 NORMS: Mapping[NormPlaces, Mapping[str, str]] = MappingProxyType(
@@ -151,5 +151,5 @@ def layer_stack(ops: Ops, layers: Sequence[Layer], collectives: Collectives) -> 
     """Compiled, if the layers are all dense and there is a way."""
     dense = [layer.dense() for layer in layers]
     every = [layer for layer in dense if layer is not None]
-    program = ops.layer_program(every, collectives) if len(every) == len(layers) else None
+    program = ops.layer_program(every, collectives, Alone()) if len(every) == len(layers) else None
     return EagerLayers(ops, layers) if program is None else program

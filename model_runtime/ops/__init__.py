@@ -7,7 +7,15 @@ import torch
 
 from model_runtime.kernels.build import BuildError
 from model_runtime.kernels.library import library
-from model_runtime.ops import cpu, cpu_sampling, cuda, program, reference, sampling  # noqa: F401  they register them
+from model_runtime.ops import (  # noqa: F401  they register them
+    cpu,
+    cpu_attention,
+    cpu_sampling,
+    cuda,
+    program,
+    reference,
+    sampling,
+)
 from model_runtime.ops.registry import Ops, select
 
 logger = logging.getLogger(__name__)

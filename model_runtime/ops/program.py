@@ -15,7 +15,8 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.cpu import assert_plain, kv_arguments, norms_whole_rows, storage
+from model_runtime.ops.cpu import assert_plain, storage
+from model_runtime.ops.cpu_attention import kv_arguments, norms_whole_rows
 from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Linear, RopeTable, register
 from model_runtime.parallel import Collectives
 from model_runtime.shared_collectives import SharedMemoryCollectives
@@ -106,6 +107,12 @@ class CLayer(Structure):
     )
 
 
+class CSharedRows(Structure):
+    """The `SharedRows` of a batch, and the ranks whose they are."""
+
+    _fields_ = (("ranks", c_void_p), ("counts", c_void_p), ("positions", c_void_p), ("keys", CStepBatch))
+
+
 class CStep(Structure):
     """What all layers of a step share."""
 
@@ -115,15 +122,22 @@ class CStep(Structure):
         ("other_rope", CRope),
         ("workspace", c_void_p),
         ("collective", c_void_p),
+        ("shared", c_void_p),
+        ("shared_workspace", c_void_p),
     )
 
 
 class LayerProgram:
     """A `LayerStack` in compiled code. Keeps the addresses of weights and of the KV cache."""
 
-    def __init__(self, layers: Sequence[DenseLayer], ranks: SharedMemoryCollectives | None) -> None:
-        """`ranks` sum what each has of a block's result; None: there is one."""
-        self._ranks, self._layers = ranks, tuple(layers)
+    def __init__(
+        self,
+        layers: Sequence[DenseLayer],
+        ranks: SharedMemoryCollectives | None,
+        sharers: SharedMemoryCollectives | None,
+    ) -> None:
+        """`ranks` sum what each has of a block's result, `sharers` have other tokens of the sequences; None: nobody."""
+        self._ranks, self._sharers, self._layers = ranks, sharers, tuple(layers)
         """Holds the memory that `_structures` point to."""
         self._structures = (CLayer * len(layers))(*(_layer(layer) for layer in layers))
         self._kv: list[KVLayer] = []
@@ -142,6 +156,11 @@ class LayerProgram:
         collective = None if self._ranks is None else addressof(self._ranks.structure)
         tables = (_rope(rope, self._layers[0].shape) for rope in ropes)
         step = CStep(_batch(batch), *tables, workspace.data_ptr(), collective)
+        shared = self._shared_rows(batch)
+        if shared is not None:
+            size = library().shared_workspace(byref(self._structures), len(self._structures), byref(shared))
+            shared_workspace = torch.empty(size, dtype=torch.uint8)
+            step.shared, step.shared_workspace = addressof(shared), shared_workspace.data_ptr()
         failed = library().run_layers(
             byref(self._structures, layers.start * sizeof(CLayer)),
             byref(self._caches, layers.start * sizeof(CKVLayer)),
@@ -152,9 +171,23 @@ class LayerProgram:
         assert failed >= 0, (
             "a position, slot or key of the batch is outside the rope table, the KV cache or its sequence"
         )
-        if self._ranks is not None:
-            self._ranks.check(failed)
+        for group in (self._ranks, self._sharers):
+            if group is not None:
+                group.check(failed)
         return x_TC
+
+    def _shared_rows(self, batch: Batch) -> CSharedRows | None:
+        """Points to tensors of the batch."""
+        rows, sharers = batch.shared, self._sharers
+        assert (rows is None) == (sharers is None), "a step is divided among ranks that are not there, or not divided"
+        if rows is None or sharers is None:
+            return None
+        keys = rows.keys
+        arrays = (keys.query_starts_S1, keys.kv_lens_S, keys.block_tables, keys.table_starts_S)
+        pointers = (*(array.data_ptr() for array in arrays), None, None, keys.ends_T.data_ptr())
+        groups = CStepBatch(*pointers, len(rows.positions_T), len(keys.kv_lens_S), batch.block_size)
+        structure = addressof(sharers.structure)
+        return CSharedRows(structure, rows.counts_N.data_ptr(), rows.positions_T.data_ptr(), groups)
 
     def _bind(self, kv: list[KVLayer], block_size: int) -> None:
         """Take the addresses of a KV cache unless they are known: the runner has one, whose tensors stay."""
@@ -169,14 +202,19 @@ class LayerProgram:
 
 
 @register("layer_program", "cpu")
-def layer_program(layers: Sequence[DenseLayer], collectives: Collectives) -> LayerStack | None:
-    """Every layer in one call, unless ranks would have to sum outside of it, or rows for attention and for the
+def layer_program(layers: Sequence[DenseLayer], collectives: Collectives, sharers: Collectives) -> LayerStack | None:
+    """Every layer in one call, unless ranks would have to meet outside of it, or rows for attention and for the
     feed-forward block beside it would be of two kinds."""
     if any(layer.parallel and layer.qkv.weight.integer_rows != layer.gate_up.weight.integer_rows for layer in layers):
         return None
-    if collectives.size == 1:
-        return LayerProgram(layers, None)
-    return LayerProgram(layers, collectives) if isinstance(collectives, SharedMemoryCollectives) else None
+    others = [group for group in (collectives, sharers) if group.size > 1]
+    if not all(isinstance(group, SharedMemoryCollectives) for group in others):
+        return None
+    return LayerProgram(layers, _in_memory(collectives), _in_memory(sharers))
+
+
+def _in_memory(group: Collectives) -> SharedMemoryCollectives | None:
+    return group if isinstance(group, SharedMemoryCollectives) else None
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model_runtime.batch import Batch
+from model_runtime.batch import Batch, KeyRanges
 from model_runtime.kv_store import KVLayer, quantise
 from model_runtime.ops.registry import (
     Activation,
@@ -135,6 +135,42 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
     return out_THD[:, before : before + shape.num_heads].flatten(1)
 
 
+@register("partial_attention", "any")
+def partial_attention(query_TC: Tensor, kv: KVLayer, ranges: KeyRanges, shape: HeadShape, scoring: Scoring) -> Tensor:
+    """States [T, H, D + 2], in the type that attention is computed in."""
+    before, after = shape.absent_heads
+    query_THD = query_TC.view(-1, shape.num_heads, shape.head_dim)
+    query_THD = torch.nn.functional.pad(query_THD, (0, 0, before, after))  # whole groups
+    block_size = kv.key_NHDB.shape[3]
+    starts, tables = ranges.query_starts_S1.tolist(), ranges.table_starts_S.tolist()
+    states_THX = query_THD.new_zeros((*query_THD.shape[:2], shape.head_dim + 2), dtype=_wide(query_TC.dtype))
+    for s, kv_len in enumerate(ranges.kv_lens_S.tolist()):
+        rows = slice(starts[s], starts[s + 1])
+        blocks = ranges.block_tables[tables[s] : tables[s] - (-kv_len // block_size)]
+        key_GDL, value_GLD = _gather(kv, blocks, kv_len)
+        key_L = torch.arange(kv_len, device=query_TC.device)
+        hidden_QL = (key_L < ranges.begins_T[rows, None]) | (key_L >= ranges.ends_T[rows, None])
+        if kv_len and len(hidden_QL):
+            states_THX[rows] = _state(query_THD[rows], key_GDL, value_GLD, hidden_QL, scoring)
+    return states_THX[:, before : before + shape.num_heads].contiguous()
+
+
+@register("merge_attention", "any")
+def merge_attention(states_NTHX: Tensor) -> Tensor:
+    """[T, H D]: two parts become one by scaling what either summed to the larger of their largest scores."""
+    mixed_THD = torch.zeros_like(states_NTHX[0, ..., :-2])
+    largest_TH1, sum_TH1 = torch.full_like(mixed_THD[..., :1], -torch.inf), torch.zeros_like(mixed_THD[..., :1])
+    for part_THX in states_NTHX:
+        score_TH1, part_sum_TH1 = part_THX[..., -2:-1], part_THX[..., -1:]
+        is_empty_TH1 = part_sum_TH1 == 0
+        new_TH1 = torch.where(is_empty_TH1, largest_TH1, largest_TH1.maximum(score_TH1))
+        keep_TH1 = torch.where(is_empty_TH1, 1.0, (largest_TH1 - new_TH1).exp())
+        add_TH1 = torch.where(is_empty_TH1, 0.0, (score_TH1 - new_TH1).exp())
+        mixed_THD = mixed_THD * keep_TH1 + part_THX[..., :-2] * add_TH1
+        sum_TH1, largest_TH1 = sum_TH1 * keep_TH1 + part_sum_TH1 * add_TH1, new_TH1
+    return (mixed_THD / sum_TH1).flatten(1)
+
+
 @register("silu_mul", "any")
 def silu_mul(gate_up_T2F: Tensor) -> Tensor:
     """[T, F] = silu(gate) * up, silu(x) = x / (1 + exp(-x))."""
@@ -164,15 +200,15 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 @register("layer_program", "any")
-def layer_program(layers: Sequence[DenseLayer], collectives: Collectives) -> LayerStack | None:
+def layer_program(layers: Sequence[DenseLayer], collectives: Collectives, sharers: Collectives) -> LayerStack | None:
     """None: layers run one operation after the other."""
     return None
 
 
 def split_heads(qkv_TE: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:
     """Views [T, H, D], [T, G, D], [T, G, D] of queries, keys and values."""
-    heads = qkv_TE.view(qkv_TE.shape[0], -1, shape.head_dim)
     first_value = shape.num_heads + shape.num_kv_heads
+    heads = qkv_TE.view(-1, first_value + shape.num_kv_heads, shape.head_dim)
     return heads[:, : shape.num_heads], heads[:, shape.num_heads : first_value], heads[:, first_value:]
 
 
@@ -208,15 +244,34 @@ def _hidden(batch: Batch, rows: slice, num_keys: int, window: int) -> Tensor:
     return (key_L < begin_Q[:, None]) | (key_L >= end_Q[:, None])
 
 
-def _attend(query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, hidden_QL: Tensor, scoring: Scoring) -> Tensor:
-    """[Q, H, D]: masked attention of one sequence, dense. Heads of a group share a key/value head."""
+def _scores(query_QHD: Tensor, key_GDL: Tensor, hidden_QL: Tensor, scoring: Scoring) -> Tensor:
+    """[H, Q, L]: -inf where a query does not see a key. Heads of a group share a key/value head."""
     wide = _wide(query_QHD.dtype)
     num_queries, num_heads, head_dim = query_QHD.shape
-    num_groups, _, num_keys = key_GDL.shape
-    query_GxD = query_QHD.transpose(0, 1).reshape(num_groups, -1, head_dim).to(wide)
-    scores = (query_GxD @ key_GDL.to(wide) * scoring.scale).view(num_heads, num_queries, num_keys)
+    query_GxD = query_QHD.transpose(0, 1).reshape(len(key_GDL), -1, head_dim).to(wide)
+    scores_HQL = (query_GxD @ key_GDL.to(wide) * scoring.scale).view(num_heads, num_queries, -1)
     if scoring.softcap:
-        scores = (scores / scoring.softcap).tanh() * scoring.softcap
-    weights = scores.masked_fill(hidden_QL, float("-inf")).softmax(dim=-1).view(num_groups, -1, num_keys)
-    out_HQD = (weights @ value_GLD.to(wide)).view(num_heads, num_queries, head_dim)
-    return out_HQD.transpose(0, 1).to(query_QHD.dtype)
+        scores_HQL = (scores_HQL / scoring.softcap).tanh() * scoring.softcap
+    return scores_HQL.masked_fill(hidden_QL, float("-inf"))
+
+
+def _mixed(weights_HQL: Tensor, value_GLD: Tensor) -> Tensor:
+    """[H, Q, D]"""
+    num_heads, num_queries, num_keys = weights_HQL.shape
+    mixed_GxD = weights_HQL.view(len(value_GLD), -1, num_keys) @ value_GLD.to(weights_HQL.dtype)
+    return mixed_GxD.view(num_heads, num_queries, -1)
+
+
+def _state(query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, hidden_QL: Tensor, scoring: Scoring) -> Tensor:
+    """[Q, H, D + 2]: see `partial_attention`."""
+    scores_HQL = _scores(query_QHD, key_GDL, hidden_QL, scoring)
+    largest_HQ1 = scores_HQL.amax(dim=-1, keepdim=True)
+    weights_HQL = (scores_HQL - largest_HQ1).exp().masked_fill(hidden_QL, 0.0)
+    parts = _mixed(weights_HQL, value_GLD), largest_HQ1, weights_HQL.sum(dim=-1, keepdim=True)
+    return torch.cat(parts, dim=-1).transpose(0, 1)
+
+
+def _attend(query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, hidden_QL: Tensor, scoring: Scoring) -> Tensor:
+    """[Q, H, D]: masked attention of one sequence, dense."""
+    weights_HQL = _scores(query_QHD, key_GDL, hidden_QL, scoring).softmax(dim=-1)
+    return _mixed(weights_HQL, value_GLD).transpose(0, 1).to(query_QHD.dtype)

@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeVar
 
 from torch import Tensor
 
-from model_runtime.batch import Batch
+from model_runtime.batch import Batch, KeyRanges
 from model_runtime.kv_store import KVLayer
 from model_runtime.parallel import Collectives
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
@@ -167,15 +167,22 @@ class Ops:
     """(qkv [T, E], kv, batch, shape, scoring) -> [T, H D]: causal softmax attention of each query over the keys of its
     own sequence, read through its block table. A query at p sees keys up to p, or where the batch has `visible_ends_T`
     up to that (Gemma 3: the end of the query's image)."""
+    partial_attention: Callable[[Tensor, KVLayer, KeyRanges, HeadShape, Scoring], Tensor]
+    """(queries [T, H D], kv, ranges, shape, scoring) -> states [T, H, D + 2] of attention over those keys, whatever the
+    window: values weighted by exp(score - largest score), the largest score, and the sum of the weights, which is 0
+    without keys."""
+    merge_attention: Callable[[Tensor], Tensor]
+    """States [N, T, H, D + 2] of N parts of the keys -> [T, H D]: attention over all, merged in the order of parts."""
     silu_mul: Callable[[Tensor], Tensor]
     """[T, 2 F] -> [T, F] = silu(first half) * second half."""
     gelu_tanh_mul: Callable[[Tensor], Tensor]
     """[T, 2 F] -> [T, F] = gelu(first half) * second half, gelu by its approximation with tanh (arXiv 1606.08415)."""
     activate: Callable[[Tensor, Activation], Tensor]
     """(x of any shape, which function) -> the function of every number. quick_gelu is x / (1 + exp(-1.702 x))."""
-    layer_program: Callable[[Sequence[DenseLayer], Collectives], LayerStack | None]
-    """(all layers of a decoder, the ranks that have parts of them) -> something that runs them at once, with the
-    results of the operations one by one; None where there is no such thing."""
+    layer_program: Callable[[Sequence[DenseLayer], Collectives, Collectives], LayerStack | None]
+    """(all layers of a decoder, the ranks that have parts of them, those that have other tokens of the sequences)
+    -> something that runs them at once, with the results of the operations one by one; None where there is no such
+    thing."""
     sample: "Callable[[Tensor, SampleRows], tuple[array[int], RowLogprobs]]"
     """(logits [N, V], how) -> (int32 token ids [N] or FAILED_TOKEN, their log-probabilities): see `sampling`."""
     score: Callable[[Tensor, ScoreRows], RowLogprobs]

@@ -13,7 +13,7 @@ from model_runtime.images import ImageStore, TowerKernels
 from model_runtime.kv_store import KVLayer
 from model_runtime.memory import encode_bytes
 from model_runtime.ops import load_ops
-from model_runtime.parallel import Collectives
+from model_runtime.parallel import Alone, Collectives
 from model_runtime.runner import Runner
 from scheduler.plan import ImageJobs, ImagePixels, ImageSpans, SampleRows, ScoreRows, StepPlan, ints
 from tests.model_runtime.memory import measured_bytes
@@ -182,7 +182,7 @@ def test_ranks_divide_images_and_all_have_the_embeddings(qwen3: ImageEncoder) ->
 
     def one(collectives: Collectives) -> list[ImageRows]:
         counted: list[int] = []
-        rows, failed = ImageStore(Counting(qwen3, counted), table, CPU, collectives).step(step)
+        rows, failed = ImageStore(Counting(qwen3, counted), table, CPU, (collectives, Alone())).step(step)
         assert list(failed) == [1, 6] and sum(counted) == 4
         return list(rows)
 

@@ -85,6 +85,29 @@ def test_things_go_round_from_each_rank_to_the_next() -> None:
     assert on_threads(3, passed_round) == [[True] * 5] * 3
 
 
+COUNTS = [[2, 0, 1], [0, 0, 0], [3, 4, 0]]
+"""Rows that each rank gives to each."""
+
+
+def exchanged(collectives: Collectives) -> tuple[torch.Tensor, torch.Tensor]:
+    """All rows of all ranks, and the rows for this rank."""
+    counts = [sum(row) for row in COUNTS]
+    x = numbers(collectives.rank, counts[collectives.rank], 2, 3)
+    return collectives.gather_rows(x, counts), collectives.all_to_all(x, COUNTS)
+
+
+def assert_exchanged(found: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    parts = [numbers(rank, sum(row), 2, 3) for rank, row in enumerate(COUNTS)]
+    for rank, (everything, own) in enumerate(found):
+        assert torch.equal(everything, torch.cat(parts))
+        mine = [part[sum(row[:rank]) :][: row[rank]] for part, row in zip(parts, COUNTS, strict=True)]
+        assert torch.equal(own, torch.cat(mine))
+
+
+def test_rows_of_uneven_parts_come_to_all_or_to_whom_they_are_for() -> None:
+    assert_exchanged(on_threads(3, exchanged))
+
+
 def test_what_was_sent_is_counted() -> None:
     def one(collectives: Collectives) -> tuple[int, int]:
         collectives.all_reduce(numbers(0, 8, 4))
@@ -100,6 +123,7 @@ def test_alone_nothing_changes() -> None:
     alone.broadcast(x, 0)
     (part,), (other,) = alone.gather(x, [3]) or [], alone.all_gather(x)
     assert torch.equal(x, numbers(0, 3)) and part is x and other is x
+    assert alone.gather_rows(x, [3]) is x and alone.all_to_all(x, [[3]]) is x
 
 
 def test_processes_meet_at_a_file(tmp_path: Path) -> None:

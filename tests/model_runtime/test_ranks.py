@@ -121,26 +121,38 @@ def fifty_prompts(folder: Path, *, pictures: bool) -> list[Request]:
     return found
 
 
+MANY = replace(SCHEDULER, max_num_seqs=50, max_num_batched_tokens=256)
+
+
+def recorded_fifty(
+    folder: Path, name: str, runtime: RuntimeConfig, config: SchedulerConfig
+) -> list[tuple[StepPlan, StepResult]]:
+    """Of a checkpoint that is made here."""
+    if name == "llama":
+        make_checkpoint(folder, "llama", {})
+    elif name == "llava":
+        make_vlm(folder, "llava-clip")
+    else:
+        deepseek.make_model({}).save_pretrained(folder)
+    return recorded(folder, runtime, fifty_prompts(folder, pictures=name == "llava"), config)
+
+
+def assert_same_tokens(found: list[StepResult], steps: list[tuple[StepPlan, StepResult]]) -> None:
+    tokens = [token for _, result in steps for token in result.token_ids]
+    assert len(tokens) == 50 * STEPS and len(set(tokens)) > 50
+    assert [result.token_ids for result in found] == [result.token_ids for _, result in steps]
+
+
 @pytest.mark.parametrize("name", ["llama", "mixture", "mixture, whole experts", "llava"])
 def test_greedy_tokens_of_fifty_prompts_are_those_of_one_rank(tmp_path: Path, name: str) -> None:
-    if name == "llama":
-        make_checkpoint(tmp_path, "llama", {})
-    elif name == "llava":
-        make_vlm(tmp_path, "llava-clip")
-    else:
-        deepseek.make_model({}).save_pretrained(tmp_path)
-    config = replace(SCHEDULER, max_num_seqs=50, max_num_batched_tokens=256)
     runtime = replace(RUNTIME, max_model_len=256, num_kv_blocks=400)
-    steps = recorded(tmp_path, runtime, fifty_prompts(tmp_path, pictures=name == "llava"), config)
+    steps = recorded_fifty(tmp_path, name, runtime, MANY)
     shared = replace(runtime, enable_expert_parallel=name == "mixture, whole experts")
 
     def one(collectives: Collectives) -> list[StepResult]:
-        return replayed(tmp_path, shared, [plan for plan, _ in steps], collectives, config)
+        return replayed(tmp_path, shared, [plan for plan, _ in steps], collectives, MANY)
 
-    found, expected = on_shared_memory(2, one)[0], [result for _, result in steps]
-    tokens = [token for result in expected for token in result.token_ids]
-    assert len(tokens) == 50 * STEPS and len(set(tokens)) > 50
-    assert [result.token_ids for result in found] == [result.token_ids for result in expected]
+    assert_same_tokens(on_shared_memory(2, one)[0], steps)
 
 
 def make_drafting(folder: Path, method: SpeculativeMethod) -> SpeculativeConfig:

@@ -21,7 +21,7 @@ from model_runtime.layout import DIMENSIONS, Layout
 from model_runtime.shared_collectives import SharedMemoryCollectives, share_memory
 from model_runtime.shared_memory import LINK_SLOTS, SLOT_BYTES, make_region, region_bytes
 from tests.model_runtime.ranks import on_shared_memory
-from tests.model_runtime.test_parallel import numbers, passed_round
+from tests.model_runtime.test_parallel import assert_exchanged, exchanged, numbers, passed_round
 
 SLOT_FLOATS = SLOT_BYTES // 4
 
@@ -118,6 +118,22 @@ def test_rows_of_other_types_and_shapes_gather() -> None:
     assert first is not None
     assert [part.shape for part in first] == [(0, 2, 3), (1, 2, 3), (2, 2, 3)]
     assert first[2].dtype == torch.bfloat16 and bool((first[2] == 2).all())
+
+
+def test_rows_of_uneven_parts_come_to_all_or_to_whom_they_are_for() -> None:
+    assert_exchanged(on_shared_memory(3, exchanged))
+
+
+def test_rows_in_many_pieces_come_to_whom_they_are_for() -> None:
+    width, counts = SLOT_FLOATS // 3, [[4, 5], [3, 1]]
+
+    def one(collectives: SharedMemoryCollectives) -> torch.Tensor:
+        return collectives.all_to_all(numbers(collectives.rank, sum(counts[collectives.rank]), width), counts)
+
+    parts = [numbers(rank, sum(counts[rank]), width) for rank in range(2)]
+    first, second = on_shared_memory(2, one)
+    assert torch.equal(first, torch.cat([parts[0][:4], parts[1][:3]]))
+    assert torch.equal(second, torch.cat([parts[0][4:], parts[1][3:]]))
 
 
 def test_time_and_bytes_are_counted() -> None:

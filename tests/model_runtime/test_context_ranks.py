@@ -1,0 +1,136 @@
+"""Plans of a server with one rank, run by ranks that share sequences: rank 0 says the same."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from model_runtime.config import RuntimeConfig
+from model_runtime.executor import load_runner
+from model_runtime.group import ALONE, Ranks
+from model_runtime.layout import Layout
+from model_runtime.memory import PlanError
+from model_runtime.parallel import Mesh
+from scheduler.config import MAX_BLOCK_SIZE, SchedulerConfig, SpeculativeMethod
+from scheduler.plan import StepPlan, StepResult, ints
+from scheduler.request import Pooling, Request, SamplingParams
+from tests.checkpoints import make_checkpoint
+from tests.model_runtime.ranks import mesh_on_shared_memory, mesh_on_threads
+from tests.model_runtime.test_ranks import (
+    MANY,
+    RUNTIME,
+    SCHEDULER,
+    assert_same,
+    assert_same_tokens,
+    make_drafting,
+    recorded,
+    recorded_fifty,
+    requests,
+)
+from tests.vlm import make_vlm
+
+PAIR, BOTH = Layout(context_size=2), Layout(tensor_size=2, context_size=2)
+WIDE = replace(SCHEDULER, block_size=2 * SCHEDULER.block_size)
+"""For one rank: blocks as large as those of two together."""
+SHARED = replace(RUNTIME, context_parallel_size=2)
+
+
+def run_by(
+    layout: Layout, folder: Path, runtime: RuntimeConfig, steps: list[StepPlan], config: SchedulerConfig
+) -> list[StepResult]:
+    """The steps' results on rank 0, each rank with half of every block."""
+    config = replace(config, block_size=config.block_size // 2)
+
+    def one(mesh: Mesh) -> list[StepResult]:
+        ranks = Ranks(mesh=mesh, ranks_here=layout.size, agree=lambda facts: facts)
+        runner, info = load_runner(folder, runtime, config, lambda stage, done: None, ranks)
+        assert info.block_size == 2 * config.block_size
+        if mesh.layout.rank == 0:
+            return [runner.run(plan) for plan in steps]
+        for plan in steps:
+            runner.follow(plan)
+        return []
+
+    return (mesh_on_shared_memory if runtime.kernels == "auto" else mesh_on_threads)(layout, one)[0]
+
+
+def assert_shared(
+    layout: Layout, folder: Path, runtime: RuntimeConfig, asked: list[Request], config: SchedulerConfig
+) -> list[StepPlan]:
+    """Ranks compute what one does; its steps."""
+    steps = recorded(folder, replace(runtime, context_parallel_size=1), asked, config)
+    plans = [plan for plan, _ in steps]
+    for result, (_, expected) in zip(run_by(layout, folder, runtime, plans, config), steps, strict=True):
+        assert_same(result, expected)
+        assert list(result.pooled) == pytest.approx(list(expected.pooled), abs=1e-3)
+    return plans
+
+
+@pytest.mark.parametrize(("name", "layout"), [("llava-clip", BOTH), ("qwen3_vl", PAIR), ("gemma3", PAIR)])
+def test_texts_and_pictures_are_answered_as_by_one_rank(tmp_path: Path, name: str, layout: Layout) -> None:
+    make_vlm(tmp_path, name)
+    plans = assert_shared(layout, tmp_path, SHARED, requests(tmp_path), WIDE)
+    assert sum(len(plan.encode.slots) for plan in plans) == 2
+
+
+@pytest.mark.parametrize(("name", "layout"), [("llama", BOTH), ("mixture", PAIR), ("llava", PAIR)])
+def test_greedy_tokens_of_fifty_prompts_are_those_of_one_rank(tmp_path: Path, name: str, layout: Layout) -> None:
+    runtime, config = replace(SHARED, max_model_len=256, num_kv_blocks=400), replace(MANY, block_size=32)
+    steps = recorded_fifty(tmp_path, name, replace(runtime, context_parallel_size=1), config)
+    assert_same_tokens(run_by(layout, tmp_path, runtime, [plan for plan, _ in steps], config), steps)
+
+
+@pytest.mark.parametrize("method", ["self", "draft", "mtp"])
+def test_ranks_draft_together(tmp_path: Path, method: SpeculativeMethod) -> None:
+    config = replace(WIDE, speculative_config=make_drafting(tmp_path, method))
+    asked = [
+        Request(seq_id=index, prompt_ids=ints(text), sampling=SamplingParams(max_tokens=40, temperature=0.0))
+        for index, text in enumerate(([9] * 20, list(range(3, 40))))
+    ]
+    plans = assert_shared(PAIR, tmp_path / "model", replace(SHARED, max_model_len=256), asked, config)
+    assert any(plan.by_draft_model for plan in plans)
+
+
+def test_chunks_hits_of_the_prefix_cache_and_preemption(tmp_path: Path) -> None:
+    """In a pool that does not hold all of them."""
+    make_checkpoint(tmp_path, "llama", {})
+    config = replace(WIDE, enable_prefix_caching=True)
+    runtime = replace(SHARED, max_model_len=256, num_kv_blocks=8)
+    texts = [list(range(3, 103)), [*range(3, 83), 7, 8, 9], [5] * 70]
+    sampling = SamplingParams(max_tokens=30, temperature=0.0)
+    asked = [Request(seq_id=index, prompt_ids=ints(text), sampling=sampling) for index, text in enumerate(texts)]
+    plans = assert_shared(PAIR, tmp_path, runtime, asked, config)
+    fresh = [kv - query for plan in plans for query, kv in zip(plan.query_lens, plan.kv_lens, strict=True)]
+    assert fresh.count(0) > 1, "nothing was preempted"
+    assert max(max(plan.query_lens) for plan in plans) > 1 and sum(map(len, texts)) > config.max_num_batched_tokens
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_what_is_pooled_is_that_of_one_rank(tmp_path: Path, pooling: Pooling) -> None:
+    make_checkpoint(tmp_path, "qwen3", {})
+    asked = [
+        Request(seq_id=index, prompt_ids=ints(text), sampling=SamplingParams(max_tokens=1), pooling=pooling)
+        for index, text in enumerate((list(range(3, 103)), [5] * 20))
+    ]
+    runtime = replace(SHARED, max_model_len=256, kernels="reference")
+    plans = assert_shared(PAIR, tmp_path, runtime, asked, WIDE)
+    assert any(plan.pool.rows for plan in plans)
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", {})
+    load: Callable[..., object] = lambda runtime, block_size: load_runner(  # noqa: E731
+        tmp_path, runtime, replace(SCHEDULER, block_size=block_size), lambda stage, done: None, ALONE
+    )
+    with pytest.raises(PlanError, match="context_parallel_size above 1 is only for serve and engine_bench"):
+        load(SHARED, 16)
+    for block_size in (24, 512):
+        with pytest.raises(PlanError, match=f"block_size must be a power of two from 1 to 256, not {block_size}"):
+            load(RUNTIME, block_size)
+    with pytest.raises(ValueError, match=f"block_size must be from 1 to {MAX_BLOCK_SIZE}"):
+        replace(SCHEDULER, block_size=MAX_BLOCK_SIZE + 1)
+    with pytest.raises(ValueError, match="context_parallel_size must be from 1 to 64"):
+        replace(RUNTIME, context_parallel_size=65)
+    with pytest.raises(ValueError, match="times pipeline_parallel_size must be at most 64"):
+        replace(RUNTIME, context_parallel_size=33, tensor_parallel_size=2)
