@@ -6,6 +6,7 @@ A tool, run by hand on CPU or GPU. `--folder` holds checkpoints and learning cur
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -56,39 +57,50 @@ def waiter(paths: Sequence[Path]) -> Callable[[], None]:
     return wait
 
 
-def train_encoder(options: argparse.Namespace, painters: Painters, wait: Callable[[], None]) -> None:
-    """The first stage."""
-    config = EncoderConfig(samples=options.samples)
-    run = EncoderRun(options.folder, painters, config, TowerConfig(), torch.device(options.device))
-    print(f"encoder: step {run.step} of {config.steps}", flush=True)
-    run.run(wait)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """All stages over one folder."""
 
+    folder: Path
+    painters: Painters
+    language: Callable[[], Mapping[str, Tensor]]
+    """The weights of the language model."""
+    tower: TowerConfig = field(default_factory=TowerConfig)
+    encoder: EncoderConfig
+    align: AlignConfig
+    device: torch.device
+    wait: Callable[[], None]
+    """Called before every step."""
 
-def _aligned(options: argparse.Namespace, painters: Painters, weights: Mapping[str, Tensor]) -> AlignRun:
-    """From the checkpoints as they are."""
-    tower, heads = load_encoder(options.folder, TowerConfig())
-    torch.manual_seed(AlignConfig().seed)
-    language = Language(weights, torch.device(options.device))
-    seer = Seer(tower, heads, language, read_source(embedded_path()).fast)
-    return AlignRun(options.folder, painters.train, AlignConfig(scenes=options.scenes), seer)
+    def run(self, stage: str) -> None:
+        """One of STAGES."""
+        {"encoder": self._encode, "align": self._align, "export": self._export}[stage]()
 
+    def _encode(self) -> None:
+        run = EncoderRun(self.folder, self.painters, self.encoder, self.tower, self.device)
+        print(f"encoder: step {run.step} of {self.encoder.steps}", flush=True)
+        run.run(self.wait)
 
-def align(options: argparse.Namespace, painters: Painters, wait: Callable[[], None]) -> None:
-    """The second stage."""
-    gate = Gate(*load_encoder(options.folder, TowerConfig()), painters.evaluation, AlignConfig().measure_count)
-    run = _aligned(options, painters, read_weights())
-    print(f"alignment: step {run.step} of {run.config.steps}; the encoder alone: {gate.encoder}", flush=True)
-    run.run(wait, gate.measure)
+    def _joined(self, weights: Mapping[str, Tensor]) -> AlignRun:
+        """From the checkpoints as they are."""
+        torch.manual_seed(self.align.seed)
+        language = Language(weights, self.device)
+        seer = Seer(*load_encoder(self.folder, self.tower), language, read_source(embedded_path()).fast)
+        return AlignRun(self.folder, self.painters.train, self.align, seer)
 
+    def _align(self) -> None:
+        gate = Gate(*load_encoder(self.folder, self.tower), self.painters.evaluation, self.align.measure_count)
+        run = self._joined(self.language())
+        print(f"alignment: step {run.step} of {self.align.steps}; the encoder alone: {gate.encoder}", flush=True)
+        run.run(self.wait, gate.measure)
 
-def export(options: argparse.Namespace, painters: Painters, wait: Callable[[], None]) -> None:
-    """The last stage: `eyes` for the repository, and `merged`, which can be served as it is."""
-    weights = read_weights()
-    seer = _aligned(options, painters, weights).seer
-    parts = seer.tower, seer.projector, seer.language.adapters, weights
-    write_eyes(options.folder / "eyes", *parts)
-    write_merged(options.folder / "merged", *parts, read_source(embedded_path()))
-    print(f"written: {options.folder / 'eyes'} and {options.folder / 'merged'}", flush=True)
+    def _export(self) -> None:
+        weights = self.language()
+        seer = self._joined(weights).seer
+        parts = seer.tower, seer.projector, seer.language.adapters, weights
+        write_eyes(self.folder / "eyes", *parts)
+        write_merged(self.folder / "merged", *parts, read_source(embedded_path()))
+        print(f"written: {self.folder / 'eyes'} and {self.folder / 'merged'}", flush=True)
 
 
 def main() -> None:
@@ -101,10 +113,17 @@ def main() -> None:
         train, evaluation, unseen = (load_painter(split, options.cache) for split in (TRAIN, EVALUATION, UNSEEN_VENDOR))
     except SourceError as error:
         arguments.error(str(error))
-    painters = Painters(train=train, evaluation=evaluation, unseen=unseen)
-    stages = {"encoder": train_encoder, "align": align, "export": export}
+    pipeline = Pipeline(
+        folder=options.folder,
+        painters=Painters(train=train, evaluation=evaluation, unseen=unseen),
+        language=read_weights,
+        encoder=EncoderConfig(samples=options.samples),
+        align=AlignConfig(scenes=options.scenes),
+        device=torch.device(options.device),
+        wait=waiter(options.pause_while),
+    )
     for stage in options.stage or STAGES:
-        stages[stage](options, painters, waiter(options.pause_while))
+        pipeline.run(stage)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 from PIL.ImageFont import FreeTypeFont
 
+from vision.embedded.encoder import Painters
 from vision.embedded.painter import EVALUATION, FONT_SIZES, TRAIN, Painter, Split
 from vision.embedded.sources import SPRITE_SIDE
 from vision.embedded.vocabulary import ICON_NAMES
@@ -30,3 +31,8 @@ def painter() -> Painter:
 @pytest.fixture(scope="session")
 def evaluation_painter() -> Painter:
     return make_painter(EVALUATION)
+
+
+@pytest.fixture(scope="session")
+def painters(painter: Painter, evaluation_painter: Painter) -> Painters:
+    return Painters(train=painter, evaluation=evaluation_painter, unseen=evaluation_painter)

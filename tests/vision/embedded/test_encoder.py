@@ -1,24 +1,15 @@
 """The tower is SigLIP's; its training learns, and goes on after an interruption as if there had been none."""
 
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
-from vision.embedded.encoder import EncoderConfig, EncoderRun, Painters, load_encoder
-from vision.embedded.measure import class_scores
-from vision.embedded.painter import Painter
+from vision.embedded.encoder import EncoderConfig, EncoderRun, Painters
 from vision.embedded.tower import NEIGHBOURS, Attention, Tower, TowerConfig, start
 
 SMALL = TowerConfig(width=64, layers=2, heads=8, local_layers=0)
 QUICK = EncoderConfig(samples=64, batch=8, first_pictures=32, warmup_steps=1, measure_every=10_000, measure_count=2)
-
-
-@pytest.fixture
-def painters(painter: Painter, evaluation_painter: Painter) -> Painters:
-    return Painters(train=painter, evaluation=evaluation_painter, unseen=evaluation_painter)
 
 
 def make_run(folder: Path, painters: Painters) -> EncoderRun:
@@ -83,18 +74,3 @@ def test_training_learns_and_goes_on_where_it_was(tmp_path: Path, painters: Pain
     assert [second.train_step() for _ in range(2)] == losses[2:]
     for name, value in whole.average.tensors.items():
         assert torch.equal(value, second.average.tensors[name]), name
-
-
-def test_a_run_to_the_end_leaves_curve_and_weights(
-    tmp_path: Path, painters: Painters, evaluation_painter: Painter
-) -> None:
-    waited: list[int] = []
-    run = make_run(tmp_path, painters)
-    run.config = replace(QUICK, samples=16)
-    run.run(lambda: waited.append(run.step))
-    assert waited == [0, 1]
-    assert '"samples": 16' in (tmp_path / "encoder.jsonl").read_text()
-    tower, heads = load_encoder(tmp_path, SMALL)
-    scores = class_scores(tower, heads, [evaluation_painter.scene(0, 0, "shapes")])[0]
-    assert scores["colour"].shape == (64, 11)
-    assert float(scores["colour"].exp().sum(dim=-1).mean()) == pytest.approx(1, abs=1e-5)
