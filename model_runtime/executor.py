@@ -105,7 +105,7 @@ def load_executor(
         agree=partial(followers.agree, wait=lambda: progress("waiting for the other ranks", 1.0)),
     )
     loaded = load_runner(model_path, runtime, scheduler, progress, ranks)
-    return Executor(*loaded, OtherRanks(followers, ranks.mesh))
+    return Executor(*loaded, OtherRanks(followers, ranks.mesh, loaded[0]))
 
 
 def load_runner(
@@ -213,7 +213,7 @@ def _runner(
         method = None if scheduler.speculative_config is None else scheduler.speculative_config.method
         stage = Stage(decoder, mesh.pipeline, every_row=method == "mtp")
     both_ways, norm, width = config.bidirectional_images, decoder.final_norm, scheduler.block_size
-    return Runner(served, kv, width, ops, images, both_ways, draft, norm, stage, sequences)
+    return Runner(served, kv, width, ops, images, both_ways, draft, norm, stage, sequences, decoder.expert_tokens)
 
 
 def _weight_cache(runtime: RuntimeConfig, ops: Ops) -> WeightCache | None:

@@ -14,6 +14,7 @@ from model_runtime.config import RuntimeConfig
 from model_runtime.layout import Layout, layout_of
 from model_runtime.parallel import Alone, Mesh, connect
 from model_runtime.rank_stats import RankStats
+from model_runtime.runner import Runner
 from model_runtime.shared_collectives import share_memory
 from model_runtime.transport import Endpoints, PoolFacts
 
@@ -52,8 +53,8 @@ ALONE = Ranks(
 class StepMeter:
     """Counts the steps of a rank and the time that they take."""
 
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh, self._steps, self._seconds = mesh, 0, 0.0
+    def __init__(self, mesh: Mesh, runner: Runner) -> None:
+        self._mesh, self._runner, self._steps, self._seconds = mesh, runner, 0, 0.0
 
     @contextmanager
     def step(self, counts: bool = True) -> Iterator[None]:
@@ -75,6 +76,7 @@ class StepMeter:
             sent_bytes=counters.sent_bytes,
             collective_seconds=counters.seconds,
             waiting_seconds=counters.waiting_seconds,
+            expert_tokens=self._runner.expert_tokens,
         )
 
 

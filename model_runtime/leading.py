@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from model_runtime.group import StepMeter
 from model_runtime.parallel import Mesh
 from model_runtime.rank_stats import RankStats
+from model_runtime.runner import Runner
 from model_runtime.transport import Followers
 from scheduler.plan import StepPlan
 
@@ -15,8 +16,8 @@ from scheduler.plan import StepPlan
 class OtherRanks:
     """Those that follow this one."""
 
-    def __init__(self, followers: Followers, mesh: Mesh) -> None:
-        self._followers, self._meter = followers, StepMeter(mesh)
+    def __init__(self, followers: Followers, mesh: Mesh, runner: Runner) -> None:
+        self._followers, self._meter = followers, StepMeter(mesh, runner)
         self._told_of_ends = range(1, mesh.layout.tensor_size if mesh.layout.pipeline_size > 1 else 1)
 
     @contextmanager

@@ -17,3 +17,5 @@ class RankStats:
     collective_seconds: float
     waiting_seconds: float
     """Of `collective_seconds`, until the last rank had come; 0 where the backend does not tell."""
+    expert_tokens: int
+    """Tokens that this rank's experts computed, each token counted once for each of its experts here."""

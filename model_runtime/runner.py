@@ -7,7 +7,7 @@ Legend: T tokens of the step, R rows to sample, P prompt rows to score, C hidden
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -84,15 +84,21 @@ class Runner:
         final_norm: Norm | None = None,
         stage: Stage | None = None,
         sequences: SharedSequences | None = None,
+        expert_tokens: Callable[[], int] | None = None,
     ) -> None:
         """`block_size` is that of the cache. `images` is None for a model that takes none; `bidirectional_images` says
         that its images attend to themselves in both directions. `final_norm`, of the model, is needed for sequences
         that are pooled. `stage`: the model has some of the layers, and others come after or before. `sequences` are
-        shared with other ranks; None: with none."""
+        shared with other ranks; None: with none. `expert_tokens` counts for a model with experts."""
         self._sequences = SharedSequences(Alone(), block_size) if sequences is None else sequences
         self._model, self._kv, self._ops = model, kv, ops
         self._images, self._bidirectional_images, self._draft = images, bidirectional_images, draft
-        self._final_norm, self._stage = final_norm, stage
+        self._final_norm, self._stage, self._expert_tokens = final_norm, stage, expert_tokens
+
+    @property
+    def expert_tokens(self) -> int:
+        """See `RankStats`."""
+        return 0 if self._expert_tokens is None else self._expert_tokens()
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:

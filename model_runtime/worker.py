@@ -30,7 +30,7 @@ class Follower:
     """A loaded share and the way to rank 0."""
 
     def __init__(self, runner: Runner, leader: Leader, mesh: Mesh) -> None:
-        self._runner, self._leader, self._meter = runner, leader, StepMeter(mesh)
+        self._runner, self._leader, self._meter = runner, leader, StepMeter(mesh, runner)
         self._last_report = 0.0
         self._begun: deque[Begun | StepResult] | None = None
         """Steps that rank 0 has not ended; None where who follows may go on to the end."""

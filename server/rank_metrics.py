@@ -15,6 +15,7 @@ _COUNTERS = {
     "sent_bytes": ("rank_collective_bytes", "what the rank gave to them"),
     "collective_seconds": ("rank_collective_seconds", "how long they took"),
     "waiting_seconds": ("rank_waiting_seconds", "how long of it the rank waited for a later one"),
+    "expert_tokens": ("rank_expert_tokens", "tokens that the rank's experts computed, once for each expert"),
 }
 
 

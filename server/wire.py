@@ -15,7 +15,7 @@ from model_runtime.config import RuntimeInfo
 from model_runtime.rank_stats import RankStats
 from scheduler.request import Pooling, SamplingParams
 
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 SUPERVISOR = b"supervisor"
 """ZeroMQ identity of the supervisor."""

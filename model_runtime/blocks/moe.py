@@ -104,6 +104,8 @@ class MixtureOfExperts:
         """Those of this rank."""
         self.shared = MLP(config, f"{name}.shared", parameters) if self.config.shared_size else None
         self.shared_gate = parameters.linear(f"{name}.shared_gate") if self.config.shared_gate else None
+        self.tokens = 0
+        """That these experts have computed, each token counted once for each of its experts."""
 
     def forward(self, ops: Ops, x_TC: Tensor) -> Tensor:
         """[T, C] -> [T, C]."""
@@ -114,6 +116,7 @@ class MixtureOfExperts:
         for expert, row_P, weight_P1 in route(ops, logits_TN, self.choice_bias_N, self.config).shares():
             if expert not in self.experts:
                 continue
+            self.tokens += len(row_P)
             # no row comes twice, so each gets one addition here
             share_PC = self.experts[expert].forward(ops, x_TC[row_P]) * weight_P1
             out_TC.index_add_(0, row_P, share_PC.to(out_TC.dtype))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch, ImageRows
+from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.blocks.rope import Rotations, rope_table
 from model_runtime.kv_store import KVLayer
 from model_runtime.models.layer import Layer, layer_stack, layer_table, wide_norm_table
@@ -125,6 +126,10 @@ class Decoder:
         x_TC.masked_fill_((looked_up_T != own_T)[:, None], 0.0)
         self.collectives.all_reduce(x_TC)
         return x_TC
+
+    def expert_tokens(self) -> int:
+        """That this rank's experts have computed so far, in all layers: how equally ranks are loaded."""
+        return sum(layer.mlp.tokens for layer in self.layers if isinstance(layer.mlp, MixtureOfExperts))
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """[R, V] float32 for rows of forward's result: final norm, then the output matrix. On other ranks than the

@@ -86,13 +86,15 @@ def test_ranks_may_have_whole_experts(tmp_path: Path, size: int) -> None:
     make(tmp_path, "deepseek")
     expected = logits(load(tmp_path, "auto", None), TEXTS)
 
-    def one(collectives: Collectives) -> dict[int, Tensor]:
+    def one(collectives: Collectives) -> tuple[dict[int, Tensor], int]:
         decoder = load(tmp_path, "auto", collectives, whole_experts=True)
         mixtures = [layer.mlp for layer in decoder.layers[1:]]
         assert all(isinstance(mlp, MixtureOfExperts) and len(mlp.experts) == 12 // size for mlp in mixtures)
-        return logits(decoder, TEXTS)
+        return logits(decoder, TEXTS), decoder.expert_tokens()
 
-    found = on_threads(size, one)[0]
+    results = on_threads(size, one)
+    found, loads = results[0][0], [tokens for _, tokens in results]
+    assert min(loads) > 0 and sum(loads) == 2 * deepseek.EXPERTS.num_chosen * sum(map(len, TEXTS.values()))
     for index, text in TEXTS.items():
         assert found[index].shape == (len(text), 259)
         assert (found[index] - expected[index]).abs().max().item() <= TOLERANCE

@@ -67,6 +67,7 @@ def test_reports_come_to_rank_0(both: tuple[Followers, list[Leader]]) -> None:
             sent_bytes=4,
             collective_seconds=0.5,
             waiting_seconds=0.25,
+            expert_tokens=9,
         )
         for rank in (1, 2)
     ]

@@ -27,6 +27,8 @@ class Enough(Exception):
 class NotingRunner:
     """In the place of a `Runner`."""
 
+    expert_tokens = 31
+
     def __init__(self) -> None:
         self.steps: list[int] = []
 
@@ -55,7 +57,7 @@ def test_plans_are_computed_and_reported(tmp_path: Path) -> None:
         followers.agree(PoolFacts(1, 1, 0), lambda: None)
         for _ in range(2):
             followers.send(full_plan())
-        others = OtherRanks(followers, tensor_mesh(Alone()))
+        others = OtherRanks(followers, tensor_mesh(Alone()), cast(Runner, runner))
         executor = Executor(cast(Runner, runner), cast(RuntimeInfo, None), others)
         deadline = time.monotonic() + 5.0
         while len(known := executor.ranks) < 2 and time.monotonic() < deadline:
@@ -71,4 +73,4 @@ def test_plans_are_computed_and_reported(tmp_path: Path) -> None:
 
     known, _ = on_shared_memory(2, one)
     assert runner.steps == [full_plan().step_id] * 2
-    assert [(stats.rank, stats.collectives) for stats in known] == [(0, 0), (1, 0)]
+    assert [(stats.rank, stats.collectives, stats.expert_tokens) for stats in known] == [(0, 0, 31), (1, 0, 31)]

@@ -40,6 +40,7 @@ def rank_stats(rank: int) -> RankStats:
         sent_bytes=2**20,
         collective_seconds=0.25,
         waiting_seconds=0.125,
+        expert_tokens=900,
     )
 
 
@@ -66,6 +67,7 @@ def test_each_rank_has_its_series() -> None:
             "collective_bytes": 2**20,
             "collective_seconds": 0.25,
             "waiting_seconds": 0.125,
+            "expert_tokens": 900,
         }.items()
     }
 
