@@ -1,6 +1,7 @@
 """Engines killed at random moments under 16 streams, whose texts must be those of an undisturbed run.
 
-`python -m tests.chaos.kills --kills 100 [--signal STOP] [--images] [--ranks 2] [--replicas 2]` prints a report.
+`python -m tests.chaos.kills --kills 100 [--signal STOP] [--images] [--ranks 2] [--stages 2] [--replicas 2]` prints a
+report.
 `test_kills.py` does a few in the suite.
 """
 
@@ -128,7 +129,9 @@ class Chaos:
 @contextlib.contextmanager
 def chaos_server(*, images: bool, arguments: tuple[str, ...] = ()) -> Iterator[Server]:
     """The embedded model, or a tiny one that takes images."""
-    arguments = ("--speculative-config", SPECULATION, "--request-timeout", str(REQUEST_SECONDS), *arguments)
+    arguments = ("--request-timeout", str(REQUEST_SECONDS), *arguments)
+    if "--pipeline-parallel-size" not in arguments:  # steps with drafts are not in flight together
+        arguments = ("--speculative-config", SPECULATION, *arguments)
     with tempfile.TemporaryDirectory() as folder:
         if images:
             write_tiny_vlm(Path(folder) / "tiny-vlm")
@@ -146,6 +149,7 @@ def main() -> None:
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
     parser.add_argument("--images", action="store_true", help="ask a tiny model with random weights about pictures")
     parser.add_argument("--ranks", type=int, default=1, help="of which one or all are killed")
+    parser.add_argument("--stages", type=int, default=1, help="each with so many ranks")
     parser.add_argument(
         "--replicas", type=int, default=1, help="whose engines are killed, one or all; not with --ranks"
     )
@@ -153,12 +157,14 @@ def main() -> None:
     given = parser.parse_args()
     requests = image_requests(given.max_tokens) if given.images else text_requests(given.max_tokens)
     sizes = ("--tensor-parallel-size", str(given.ranks), "--data-parallel-size", str(given.replicas))
+    if given.stages > 1:
+        sizes += ("--pipeline-parallel-size", str(given.stages))
     arguments = ("--stall-timeout", given.stall_timeout, *sizes)
     with chaos_server(images=given.images, arguments=arguments) as server:
         fault = signal.Signals["SIG" + given.signal]
-        report = Chaos(server, requests, given.seed, fault, all_victims(given.ranks, given.replicas)).run(
-            given.kills, given.spread
-        )
+        report = Chaos(
+            server, requests, given.seed, fault, all_victims(given.ranks * given.stages, given.replicas)
+        ).run(given.kills, given.spread)
         metrics = server.metrics()
     _show(report, metrics)
     sys.exit(1 if report.errors or report.different else 0)

@@ -29,10 +29,10 @@ def with_urls(messages: Messages, shown: list[int]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("name", "shared"), [("qwen3_vl", "tensor"), ("gemma3", "context")])
+@pytest.mark.parametrize(("name", "shared"), [("qwen3_vl", "pipeline"), ("gemma3", "context")])
 def test_the_answer_is_that_of_transformers(tmp_path: Path, name: str, shared: str) -> None:
     """Rows and columns as positions, and features for several layers; images that may not be cut. In small steps, and
-    by two ranks that share layers or sequences."""
+    by two ranks that divide layers or share sequences."""
     oracle = Oracle(name, make_vlm(tmp_path, name))
     expected = {
         key: oracle.answer(messages, [PICTURES[index] for index in shown], STEPS)

@@ -1,4 +1,5 @@
-"""Two machines, both of them this one, that share a model: one speaks to clients, the other computes a half."""
+"""Two machines, both of them this one, that share a model: one speaks to clients and has the first layers, the other
+has the last ones."""
 
 import os
 import signal
@@ -23,7 +24,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(min(free.getsockname()[1], 60_000))
-    options = ["--tensor-parallel-size", "2", "--nnodes", "2", "--master-port", port, "--max-model-len", "256"]
+    sizes = ["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--nnodes", "2"]
+    options = [*sizes, "--master-port", port, "--max-model-len", "256"]
     command = [sys.executable, "-m", "server.cli", "serve", str(tmp_path / "tiny"), *options, "--node-rank", "1"]
     other = subprocess.Popen(command, env={**os.environ})
     try:
@@ -37,5 +39,5 @@ def server(tmp_path: Path) -> Iterator[Server]:
 @pytest.mark.timeout(120)
 def test_two_machines_serve_together(server: Server) -> None:
     assert len(server.post("/v1/completions", **ASK)["choices"][0]["text"]) > 0
-    assert "rank 1" not in server.children()
-    server.wait_for(lambda: server.http.get("/metrics").text.count("firstlight:rank_steps_total{") == 2, 10, "a report")
+    assert "rank 1" in server.children() and "rank 2" not in server.children()
+    server.wait_for(lambda: server.http.get("/metrics").text.count("firstlight:rank_steps_total{") == 4, 10, "a report")

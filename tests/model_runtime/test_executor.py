@@ -11,14 +11,16 @@ from model_runtime.config import KVCacheDtype, RuntimeConfig
 from model_runtime.executor import Executor, load_executor, load_runner
 from model_runtime.group import Ranks
 from model_runtime.host import available_memory, usable_cores
+from model_runtime.layout import Layout
 from model_runtime.memory import PlanError, PoolSize, activation_bytes, size_pool
+from model_runtime.parallel import Mesh
 from model_runtime.share import split
 from model_runtime.shared_collectives import SharedMemoryCollectives
 from scheduler.config import SchedulerConfig
 from scheduler.plan import ScoreRows, StepPlan, ints
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime.memory import MODEL, measured_bytes
-from tests.model_runtime.ranks import on_shared_memory, tensor_mesh
+from tests.model_runtime.ranks import mesh_on_shared_memory, on_shared_memory, tensor_mesh
 from tests.model_runtime.sampling_case import Row, to_plan
 
 SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=100, block_size=16)
@@ -211,6 +213,30 @@ def test_a_rank_takes_the_memory_of_its_share(checkpoint: Path, rank: int) -> No
 
     own = split(architecture, 2)[rank].narrowed(architecture)
     assert on_shared_memory(2, one)[rank] == pytest.approx(activation_bytes(own, 1024, 1), rel=0.1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stage_takes_no_more_memory_than_is_planned(checkpoint: Path, rank: int) -> None:
+    """Of a step it computes a part at a time."""
+    runtime, scheduler = RuntimeConfig(memory_budget=2**26), SchedulerConfig(max_num_seqs=2, block_size=32)
+    plan = make_plan(1024, 1, 0.0)
+    whole = load_executor(checkpoint, runtime, scheduler, lambda stage, fraction: None).info
+
+    def one(mesh: Mesh) -> tuple[int, int]:
+        ranks = Ranks(mesh=mesh, ranks_here=2, agree=lambda facts: facts)
+        runner, info = load_runner(checkpoint, runtime, scheduler, lambda stage, fraction: None, ranks)
+        assert info.weight_bytes < whole.weight_bytes
+        assert info.kv_bytes // info.num_blocks * 2 == whole.kv_bytes // whole.num_blocks
+        work = runner.run if mesh.layout.rank == 0 else runner.follow
+        planned = activation_bytes(runner._model.own, 1024, 1)  # type: ignore[attr-defined]
+        if mesh.layout.rank == rank:
+            return measured_bytes(lambda: work(plan))[0], planned
+        work(plan)
+        return 0, planned
+
+    stages = mesh_on_shared_memory(Layout(pipeline_size=2), one)
+    measured, planned = stages[rank]
+    assert 0.05 * planned < measured <= planned
 
 
 def test_progress_tells_stages(checkpoint: Path) -> None:

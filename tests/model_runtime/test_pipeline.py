@@ -18,7 +18,16 @@ from scheduler.request import Request, SamplingParams
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime import deepseek
 from tests.model_runtime.ranks import mesh_on_shared_memory, mesh_on_threads
-from tests.model_runtime.test_ranks import RUNTIME, SCHEDULER, assert_same, make_drafting, recorded, requests, served
+from tests.model_runtime.test_ranks import (
+    RUNTIME,
+    SCHEDULER,
+    assert_same,
+    fifty_prompts,
+    make_drafting,
+    recorded,
+    requests,
+    served,
+)
 from tests.vlm import make_vlm
 
 TEXT_RUNTIME = replace(RUNTIME, max_model_len=256)
@@ -93,6 +102,23 @@ def test_ranks_of_a_stage_share_its_layers(tmp_path: Path, family: str) -> None:
     for result, (_, expected) in zip(found, steps, strict=True):
         assert_same(result, expected)
         assert list(result.pooled) == pytest.approx(list(expected.pooled), abs=1e-4)
+
+
+@pytest.mark.parametrize(("name", "tensor_size"), [("llama", 2), ("deepseek", 1), ("llava", 1)])
+def test_greedy_tokens_of_fifty_prompts_are_those_of_one_rank(tmp_path: Path, name: str, tensor_size: int) -> None:
+    if name == "llava":
+        make_vlm(tmp_path, "llava-clip")
+    else:
+        make(tmp_path, name)
+    config = replace(SCHEDULER, max_num_seqs=50, max_num_batched_tokens=256)
+    runtime = replace(TEXT_RUNTIME, num_kv_blocks=400)
+    steps = recorded(tmp_path, runtime, fifty_prompts(tmp_path, pictures=name == "llava"), config)
+
+    def one(mesh: Mesh) -> list[StepResult]:
+        return replayed(tmp_path, runtime, [plan for plan, _ in steps], mesh, config)
+
+    found = mesh_on_shared_memory(Layout(tensor_size=tensor_size, pipeline_size=2), one)[0]
+    assert [result.token_ids for result in found] == [result.token_ids for _, result in steps]
 
 
 @pytest.mark.parametrize("name", ["llava-clip", "qwen3_vl", "gemma3"])

@@ -65,7 +65,7 @@ def test_of_experts_those_count_that_a_token_reads() -> None:
         num_layers=8,
         sliding_windows=(0,) * 8,
         has_output=False,
-        experts=replace(EXPERTS, first_layer=4, intermediate_size=64, shared_size=64),
+        experts=replace(EXPERTS, dense_layers=(0, 1, 2, 3), intermediate_size=64, shared_size=64),
     )
     assert layers(stage_layers(mixture, 2)) == [(0, 4), (4, 8)]
 
