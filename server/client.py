@@ -206,7 +206,7 @@ class EngineClient:
         elif identity == wire.SUPERVISOR:
             await self._from_supervisor(message)
         elif isinstance(message, wire.Hello | wire.Loading):
-            if identity == wire.engine_identity(message.generation) and message.replica < len(self._links):
+            if identity == wire.engine_identity(message.generation) and 0 <= message.replica < len(self._links):
                 await self._from_starting_engine(self._links[message.replica], message)
         elif link is not None:
             self._from_engine(link, message)
