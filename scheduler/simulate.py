@@ -4,7 +4,7 @@ line (`python -m scheduler.simulate --help`). Used by tests and by people; no pr
 
 import argparse
 import sys
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from random import Random
@@ -13,7 +13,7 @@ from typing import TypeVar
 from scheduler.config import SchedulerConfig, SpeculativeConfig
 from scheduler.encoder_cache import EncoderLimits
 from scheduler.fake_runtime import FakeRuntime
-from scheduler.plan import FAILED_TOKEN, StepPlan
+from scheduler.plan import FAILED_TOKEN, StepPlan, StepResult
 from scheduler.request import FinishReason, PixelsMissing, Request, SchedulerError
 from scheduler.scheduler import Scheduler
 from scheduler.simulated_load import CostModel, Load, report, run_load
@@ -88,8 +88,16 @@ class _World:
         drafter = Clairvoyant(random, lambda seq_id: self._live[seq_id][2]) if kind == 0 else None
         if kind in (1, 2):
             config = replace(config, speculative_config=SELF if kind == 1 else MTP)
+        self._most = random.choice((1, 2, 4)) if kind == 3 else 1
+        self._flight: deque[tuple[StepResult, bool]] = deque()
+        """Results of steps that are not committed, and whether something failed in them."""
         self.scheduler = Scheduler(
-            config, num_blocks=num_blocks, max_model_len=max_model_len, encoder=encoder, drafter=drafter
+            config,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            encoder=encoder,
+            drafter=drafter,
+            steps_in_flight=self._most,
         )
         self._runtime = FakeRuntime(
             num_blocks, config.block_size, whole_spans=encoder.whole_spans, next_token=kind == 2
@@ -105,24 +113,28 @@ class _World:
         self._hash = blake2b()
 
     def step(self, *, arrivals: bool) -> None:
-        """Everything that may happen between two steps, and a step."""
+        """Everything that may happen between two steps, and a step, or the end of one in flight."""
         while arrivals and self._random.random() < self._arrivals:
             self._add()
         self._maybe_abort()
         self._now += self._random.random()
         if self._random.random() < 0.01:
-            self._execute(self.scheduler.plan_relief())
+            self._commit(0)
+            self._begin(self.scheduler.plan_relief())
+            self._commit(0)
         plan = self.scheduler.plan(self._now)
         self._check()
-        assert (plan is not None) == self.scheduler.has_work(), "work without a plan, or a plan without work"
+        agree = (plan is not None) == self.scheduler.has_work()
+        assert agree or self._flight, "work without a plan, or a plan without work"
         if plan is not None:
-            self._execute(plan)
+            self._begin(plan)
+        self._commit(0 if plan is None else self._random.randrange(self._most))
         self.summary.steps += 1
 
     def finish(self) -> Summary:
         """Let everything end; then nothing may be left."""
         for _ in range(MAX_DRAIN_STEPS):
-            if not self.scheduler.has_work():
+            if not self.scheduler.has_work() and not self._flight:
                 break
             self.step(arrivals=False)
         stats = self.scheduler.stats()
@@ -138,7 +150,7 @@ class _World:
         self.summary.digest = self._hash.digest()
         return self.summary
 
-    def _execute(self, plan: StepPlan) -> None:
+    def _begin(self, plan: StepPlan) -> None:
         random, jobs = self._random, plan.encode
         for buffer in (plan.token_ids, plan.kv_lens, plan.block_tables, plan.sample.rows, plan.images.rows, jobs.slots):
             self._hash.update(buffer.tobytes())
@@ -149,13 +161,20 @@ class _World:
         result = self._runtime.execute(plan, failing)
         if len(result.token_ids) and random.random() < 0.01:
             result.token_ids[random.randrange(len(result.token_ids))] = FAILED_TOKEN
-        self._something_fails = bool(failing) or FAILED_TOKEN in result.token_ids
+        self._flight.append((result, bool(failing) or FAILED_TOKEN in result.token_ids))
         self._maybe_abort()
-        self.scheduler.commit(result, self._now)
-        encoder_bytes = self.scheduler.stats().encoder_bytes
-        assert encoder_bytes == self._runtime.num_embeddings * BYTES_PER_EMBEDDING, "embeddings leaked"
         self._check()
-        self._something_fails = False
+
+    def _commit(self, left: int) -> None:
+        """All steps but so many that stay in flight."""
+        while len(self._flight) > left:
+            result, self._something_fails = self._flight.popleft()
+            self.scheduler.commit(result, self._now)
+            encoder_bytes = self.scheduler.stats().encoder_bytes
+            leaked = encoder_bytes != self._runtime.num_embeddings * BYTES_PER_EMBEDDING
+            assert self._flight or not leaked, "embeddings leaked"
+            self._check()
+            self._something_fails = False
 
     def _check(self) -> None:
         """Invariants, events against the oracle, and counters that never fall."""
