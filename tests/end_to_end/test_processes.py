@@ -53,7 +53,7 @@ def _read_stream(server: Server, events: list[dict[str, object]], started: threa
 
 def test_streams_go_on_when_the_engine_is_lost(own_server: Server) -> None:
     """Killed, or stopped until it is killed for its silence; who comes meanwhile waits too."""
-    body = LONG | {"max_tokens": 150, "seed": 3}
+    body = LONG | {"max_tokens": 100, "seed": 3}
     undisturbed = own_server.stream("/v1/completions", **body)
     assert finishes(undisturbed) == {0: ["length"]}
     for fault in (signal.SIGKILL, signal.SIGSTOP):
@@ -227,13 +227,9 @@ def test_bad_configuration_is_said_plainly(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--memory-budget", "1MiB"], "memory_budget"), (["--max-model-len", "99999"], "max_model_len")],
-)
-def test_what_the_engine_refuses_is_said_plainly(arguments: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *arguments]
+def test_what_the_engine_refuses_is_said_plainly() -> None:
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--memory-budget", "1MiB"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
-    assert message in result.stderr
+    assert "memory_budget" in result.stderr
     assert "Traceback" not in result.stderr

@@ -163,8 +163,8 @@ def assert_as_alone(case: Case, requests: list[Request], outcomes: dict[int, Out
 
 
 def thinned(case: Case, name: str) -> list[Request]:
-    """Every third request of the large model, for tests that take a step for each few tokens of it."""
-    return case.requests[::3] if name == "smollm2" else case.requests
+    """Every sixth request of the large model, for tests that take a step for each few tokens of it."""
+    return case.requests[::6] if name == "smollm2" else case.requests
 
 
 def shuffled(requests: list[Request], seed: int) -> list[Request]:
