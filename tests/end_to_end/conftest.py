@@ -40,7 +40,7 @@ class Server:
 
     @cached_property
     def http(self) -> httpx.Client:
-        """One client for all tests of this server, closed with it."""
+        """One client for all tests of this server, closed before it."""
         return self.client()
 
     def post(self, path: str, **body: object) -> Any:
@@ -120,8 +120,8 @@ def run_server(*arguments: str, model: str = "embedded") -> Iterator[Server]:
         assert url, f"the server did not start: {''.join(output)}"
         name = httpx.get(url + "/v1/models", timeout=10).json()["data"][0]["id"] if "--api-key" not in arguments else ""
         server = Server(process, url, output, name or MODEL_NAME)
-        yield server
-        server.http.close()
+        with server.http:
+            yield server
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
