@@ -196,6 +196,6 @@ class RuntimeInfo:
     whole_span: int = 0
     """Longest span of image embeddings that a step must not cut; 0: spans may be cut anywhere."""
     steps_in_flight: int = 1
-    """Steps that may begin before the first one has ended: one a stage, of a pipeline without speculation."""
+    """Steps that may begin before the first one has ended: one a stage of a pipeline, unless a draft model has some."""
     description: str
     """One line for people: architecture, parameters, storage, kernels."""

@@ -145,7 +145,7 @@ def load_runner(
     part = load_draft(model_path, scheduler, runtime, model, ops, device, precision, ranks.mesh.tensor)
     info = _plan(model, part, describe(plain_ops, device), runtime, scheduler, budget)
     info = _agreed(info, likeness(model, runtime, scheduler), ranks)
-    if scheduler.speculative_config is None:
+    if part is NO_DRAFT:
         info = replace(info, steps_in_flight=ranks.mesh.layout.pipeline_size)
     return _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh, sequences), info
 

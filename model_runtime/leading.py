@@ -18,12 +18,15 @@ class OtherRanks:
 
     def __init__(self, followers: Followers, mesh: Mesh, runner: Runner) -> None:
         self._followers, self._meter = followers, StepMeter(mesh, runner)
-        self._told_of_ends = range(1, mesh.layout.tensor_size if mesh.layout.pipeline_size > 1 else 1)
+        layout = mesh.layout
+        first_stage = layout.size // layout.pipeline_size
+        self._later_stages = range(first_stage, layout.size)
+        self._told_of_ends = range(1, first_stage if layout.pipeline_size > 1 else 1)
 
     @contextmanager
     def begin(self, plan: StepPlan) -> Iterator[None]:
         """All begin a step."""
-        self._followers.send(plan)
+        self._followers.send(plan, self._later_stages)
         with self._meter.step():
             yield
 

@@ -7,8 +7,8 @@ process ends, and with it the group.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import NoReturn, TypeVar
 
@@ -18,7 +18,7 @@ import zmq
 from model_runtime.memory import PlanError
 from model_runtime.plan_frames import Frame, FrameError, decode, encode
 from model_runtime.rank_stats import RankStats
-from scheduler.plan import StepPlan
+from scheduler.plan import ImageJobs, StepPlan
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 SILENCE_SECONDS = 10.0
@@ -156,12 +156,14 @@ class Followers:
         self._context.destroy(linger=round(LINGER_SECONDS * 1000))
         raise PlanError(f"rank {rank} {UNLIKE}")
 
-    def send(self, plan: StepPlan) -> None:
-        """To all. Raises AssertionError if one does not read."""
+    def send(self, plan: StepPlan, blind: Container[int] = ()) -> None:
+        """To all; without what is to be encoded to those that know no images. Raises AssertionError if one does not
+        read."""
         frames = encode(plan, self._sent)
+        seen = frames if not plan.encode.pixels else encode(replace(plan, encode=ImageJobs()), self._sent)
         self._sent += 1
         for rank in range(1, len(self._plans) + 1):
-            self._send(rank, frames, copy=not plan.encode.pixels)
+            self._send(rank, seen if rank in blind else frames, copy=not plan.encode.pixels)
 
     def send_end(self, ranks: Iterable[int]) -> None:
         """To these. Raises AssertionError if one does not read."""

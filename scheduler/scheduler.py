@@ -59,7 +59,7 @@ class Scheduler:
         self._sampled = SampledRows(masks)
         self._speculation = Speculation(drafter) if drafter else make_speculation(config, step_cost, masks)
         self._flight = Flight(steps_in_flight)
-        assert steps_in_flight == 1 or config.speculative_config is None, "drafts follow from the step before"
+        assert steps_in_flight == 1 or not self._speculation.has_steps, "drafts follow from the step before"
         self._next_arrival = self._live_prompt_tokens = 0
         self._earliest_deadline = inf
         self._events: list[TokenEvent] = []

@@ -88,7 +88,7 @@ class _World:
         drafter = Clairvoyant(random, lambda seq_id: self._live[seq_id][2]) if kind == 0 else None
         if kind in (1, 2):
             config = replace(config, speculative_config=SELF if kind == 1 else MTP)
-        self._most = random.choice((1, 2, 4)) if kind == 3 else 1
+        self._most = random.choice((1, 2, 4)) if kind in (0, 3) else 1
         self._flight: deque[tuple[StepResult, bool]] = deque()
         """Results of steps that are not committed, and whether something failed in them."""
         self.scheduler = Scheduler(

@@ -99,6 +99,11 @@ class Speculation:
         self._drafts = self._draft_tokens = 0
         self._accepted: list[int] = []
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether drafts take steps of their own."""
+        return self._steps is not None
+
     def draft_step(self, step_id: int, decodes: list[Sequence], kv: KVBlocks) -> StepPlan | None:
         """A step that has to come before the next one of the model, to draft for `decodes`."""
         return None if self._steps is None else self._steps.plan(step_id, decodes, kv)

@@ -61,7 +61,7 @@ def on_ranks(
             followers = Followers(endpoints, 30.0)
             try:
                 alone = load(mesh, followers.agree)
-                executor = Executor(alone._runner, alone.info, OtherRanks(followers, mesh))
+                executor = Executor(alone._runner, alone.info, OtherRanks(followers, mesh, alone._runner))
                 return answers(executor, asked, waits)
             finally:
                 followers.close()

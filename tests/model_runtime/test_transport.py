@@ -17,7 +17,8 @@ from model_runtime.layout import Layout
 from model_runtime.memory import PlanError
 from model_runtime.plan_frames import FrameError, encode
 from model_runtime.rank_stats import RankStats
-from model_runtime.transport import Endpoints, Followers, Leader, LeaderLost, PoolFacts, Silence
+from model_runtime.transport import Endpoints, Followers, Leader, LeaderLost, PoolFacts, Silence, StepEnd
+from scheduler.plan import StepPlan
 from tests.model_runtime.test_plan_frames import differences, full_plan
 
 WAIT_MS = 20_000
@@ -41,6 +42,28 @@ def both(endpoints: Endpoints) -> Iterator[tuple[Followers, list[Leader]]]:
     yield followers, leaders
     for side in (followers, *leaders):
         side.close()
+
+
+def test_who_knows_no_images_gets_none(both: tuple[Followers, list[Leader]]) -> None:
+    followers, leaders = both
+    plan = full_plan()
+    followers.send(plan, blind=[2])
+    seen, blind = (leader.receive(WAIT_MS) for leader in leaders)
+    assert isinstance(seen, StepPlan) and isinstance(blind, StepPlan)
+    assert len(seen.encode.pixels) == len(plan.encode.pixels) > 0
+    assert len(blind.encode.pixels) == len(blind.encode.slots) == 0
+    assert (blind.token_ids, blind.images) == (plan.token_ids, plan.images)
+
+
+def test_the_end_of_a_step_comes_in_its_place(both: tuple[Followers, list[Leader]]) -> None:
+    followers, leaders = both
+    followers.send(full_plan())
+    followers.send_end([1])
+    followers.send(full_plan())
+    kinds = [
+        [type(leader.receive(WAIT_MS)) for _ in range(count)] for leader, count in zip(leaders, (3, 2), strict=True)
+    ]
+    assert kinds == [[StepPlan, StepEnd, StepPlan], [StepPlan, StepPlan]]
 
 
 def test_plans_come_to_every_follower_in_order(both: tuple[Followers, list[Leader]]) -> None:

@@ -148,7 +148,7 @@ def test_there_are_no_more_steps_than_may_be() -> None:
         scheduler.plan(0.0)
     with pytest.raises(AssertionError, match="drafts follow from the step before"):
         Scheduler(
-            SchedulerConfig(speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=2)),
+            SchedulerConfig(speculative_config=SpeculativeConfig(method="mtp", num_speculative_tokens=2)),
             num_blocks=9,
             max_model_len=99,
             steps_in_flight=2,

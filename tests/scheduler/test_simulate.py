@@ -44,7 +44,7 @@ def test_ten_thousand_random_steps_with_images() -> None:
     assert summary.finished.total() == summary.accepted > 1000
     assert summary.images_encoded > 500
     assert summary.encoder_hits > 400
-    assert summary.prefix_hits > 1000
+    assert summary.prefix_hits > 500
     assert summary.preemptions > 50
     assert summary.pixels_missing > 20
 
