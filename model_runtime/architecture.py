@@ -24,6 +24,8 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     """Multiplies cos and sin (yarn's mscale)."""
+    whole_pairs: bool = True
+    """The ends of yarn's ramp are rounded to pairs of channels."""
     divisors: tuple[float, ...] = ()
     """One per rotated pair: divides its frequency (GGUF files carry llama3's scaling this way). Empty: all 1."""
     long_divisors: tuple[float, ...] = ()
@@ -79,6 +81,11 @@ class Experts:
     """Whether the weights of the chosen experts are divided by their sum."""
     scale: float
     """Multiplies the weights in the end."""
+    bias: bool = False
+    """Whether router and experts have biases (GPT-OSS)."""
+    clamp: float = 0.0
+    """> 0: experts multiply (up + 1) and gate / (1 + exp(-1.702 gate)), gate at most this and up within plus and minus
+    this (GPT-OSS); 0: as other feed-forward blocks."""
 
 
 NormPlaces = Literal["before", "after", "around", "parallel"]
@@ -124,6 +131,8 @@ class ModelConfig:
     logit_scale: float = 1.0
     attention_softcap: float = 0.0
     """Scores s become cap * tanh(s / cap) (Gemma 2, arXiv 2408.00118, section 2); 0: they stay."""
+    attention_sinks: bool = False
+    """Each query head has a score of its own beside those of the keys, which no value belongs to (GPT-OSS)."""
     logit_softcap: float = 0.0
     """The same of logits."""
     norm: Literal["rms", "layer"] = "rms"

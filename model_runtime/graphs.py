@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch, make_batch
 from model_runtime.device_batch import pack, padded, unpack, upload
 from model_runtime.kv_store import KVLayer
@@ -156,12 +157,17 @@ def block_size(device: torch.device, configured: int) -> int:
     return configured if device.type == "cpu" else PAGE
 
 
+def _has_own_scores(config: ModelConfig) -> bool:
+    """Whether flash attention does not weigh keys as the architecture does."""
+    return config.attention_softcap > 0 or config.attention_sinks
+
+
 @torch.inference_mode()
 def on_device(decoder: Decoder, kv: list[KVLayer], max_model_len: int, max_num_seqs: int) -> DeviceDecoder:
     """A decoder whose weights and KV pool are on a GPU, with graphs unless its steps wait for the device: as they do
     where attention falls back to the reference, and in mixtures of experts, which look up who has tokens."""
     graphs = None
     suits = decoder.ops == select("cuda") and suits_flash_attention(decoder.dtype, kv[0])
-    if suits and decoder.config.experts is None and not decoder.config.attention_softcap:
+    if suits and decoder.config.experts is None and not _has_own_scores(decoder.config):
         graphs = DecodeGraphs(decoder, kv, cuda_capture(), max_num_seqs=max_num_seqs, max_model_len=max_model_len)
     return DeviceDecoder(decoder, graphs)

@@ -6,6 +6,7 @@ language side, and what the language side must know of images. What is not suppo
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from model_runtime.architecture import ModelConfig, RopeConfig
@@ -115,6 +116,12 @@ def _deepstack(vision: Json, num_layers: int) -> int:
     return len(layers)
 
 
+def _is_mxfp4(config: Json) -> bool:
+    """Whether experts are in the format that `weights/stacks.py` reads."""
+    how = config["quantization_config"]
+    return isinstance(how, Mapping) and how.get("quant_method") == "mxfp4"
+
+
 def _refuse_quantized(config: Json) -> None:
     if config["quantization_config"] is not None:
         raise CheckpointError("config.json: quantization_config is not supported; use unquantised weights or GGUF")
@@ -140,7 +147,8 @@ def _check_supported(config: Json, family: Family) -> None:
         fail("hidden_act", config["hidden_act"], "'silu'")
     if not flag(config, "is_causal"):
         fail("is_causal", False, "true: attention in both directions is not supported")
-    _refuse_quantized(config)
+    if not (family.stacked_experts and _is_mxfp4(config)):
+        _refuse_quantized(config)
     refuse_structure(config, family)
 
 
@@ -174,6 +182,7 @@ def _read_text(config: Json, name: str, generation_config: Json | None) -> Model
             qk_norm=family.qk_norm if flag(config, family.qk_norm_key or True) else "none",
             tie_word_embeddings=flag(config, "tie_word_embeddings"),
             eos_token_ids=_eos_token_ids(config, generation_config),
+            attention_sinks=family.attention_sinks,
             norm="layer" if family.is_layer_norm else "rms",
             norm_places=family.norm_places,
             other_rope=other_rope,

@@ -41,6 +41,8 @@ def _experts(config: Json, keys: ExpertKeys, num_layers: int) -> Experts:
         shared_gate=keys.shared == "by_size",
         renormalise=flag(config, keys.renormalise),
         scale=number(config, keys.scale) if keys.scale else 1.0,
+        bias=keys.has_biases,
+        clamp=number(config, keys.clamp) if keys.clamp else 0.0,
     )
 
 

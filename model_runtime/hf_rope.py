@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from model_runtime.architecture import RopeConfig
-from model_runtime.hf_values import Json, fail, integer, mapping, number, value_of
+from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
 from model_runtime.models.family import Family
 from model_runtime.weights.errors import CheckpointError
 
@@ -149,8 +149,6 @@ def _divisors(parameters: Json, key: str, count: int) -> tuple[float, ...]:
 
 
 def _yarn(parameters: dict[str, object], rope: RopeConfig) -> RopeConfig:
-    if parameters.get("truncate", True) is not True:
-        raise CheckpointError("config.json: yarn with truncate=false is not supported")
     given = {key: value for key, value in parameters.items() if value is not None}
     mscales = [number(given, key) if key in given else 0.0 for key in ("mscale", "mscale_all_dim")]
     default = yarn_attention_factor(rope.factor, mscales[0], mscales[1])
@@ -159,5 +157,6 @@ def _yarn(parameters: dict[str, object], rope: RopeConfig) -> RopeConfig:
         rope,
         beta_fast=number(betas, "beta_fast"),
         beta_slow=number(betas, "beta_slow"),
+        whole_pairs=flag({"truncate": True} | given, "truncate"),
         attention_factor=number({"attention_factor": default} | given, "attention_factor"),
     )

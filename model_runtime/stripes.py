@@ -97,6 +97,8 @@ class SharedAttention:
         states_THX = self._ops.partial_attention(query_TC, kv, self._keys(shared, scoring.window), shape, scoring)
         parts_HX = self._collectives.all_to_all(states_THX, [counts] * size)
         states_NTHX = parts_HX.view(size, len(qkv_TE), *parts_HX.shape[1:])
+        if scoring.sinks_H is not None:
+            states_NTHX = _with_sinks(states_NTHX, scoring.sinks_H)
         return self._ops.merge_attention(states_NTHX).to(qkv_TE.dtype)
 
     def _keys(self, shared: SharedRows, window: int) -> KeyRanges:
@@ -104,6 +106,13 @@ class SharedAttention:
             return shared.keys
         begins_T = self._stripes.before((shared.positions_T - window + 1).clamp(min=0))
         return replace(shared.keys, begins_T=begins_T)
+
+
+def _with_sinks(states_NTHX: Tensor, sinks_H: Tensor) -> Tensor:
+    """With one more part: a score of weight 1 for each head, which nothing is mixed by."""
+    part_1THX = torch.zeros_like(states_NTHX[:1])
+    part_1THX[..., -2], part_1THX[..., -1] = sinks_H, 1.0
+    return torch.cat((states_NTHX, part_1THX))
 
 
 def divided(batch: Batch, stripes: Stripes) -> Batch:

@@ -138,6 +138,13 @@ def glm4_moe(draw: random.Random) -> Overrides:
     return glm(draw) | groups | weights | dense
 
 
+def gpt_oss(draw: random.Random) -> Overrides:
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 32, "truncate": draw.choice((False, True))}
+    rotations = draw.choice((rope(draw), {"rope_type": "yarn", "rope_theta": 10000.0} | yarn))
+    limits = {"swiglu_limit": draw.choice((0.05, 7.0)), "attention_bias": draw.choice((False, True))}
+    return layer_types(draw) | limits | {"rope_parameters": rotations, "tie_word_embeddings": False}
+
+
 def minimax_m2(draw: random.Random) -> Overrides:
     heads = {"num_key_value_heads": draw.choice((2, 4)), "head_dim": 16}
     return heads | {"rope_parameters": rope(draw) | {"partial_rotary_factor": draw.choice((0.5, 1.0))}}
@@ -151,6 +158,7 @@ DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "glm": (plain, glm),
     "glm4": (plain, glm),
     "glm4_moe": (plain, experts("n_routed_experts"), glm4_moe),
+    "gpt_oss": (plain, experts("num_local_experts"), gpt_oss),
     "granite": (plain, granite),
     "minimax_m2": (plain, experts("num_local_experts"), minimax_m2),
     "ministral": (plain, layer_types),

@@ -28,8 +28,13 @@ def attention_table(config: ModelConfig, name: str, key: str) -> list[Parameter]
     return [
         *linear_table(f"{name}.qkv", qkv, config.hidden_size, config.qkv_bias),
         *_norm_tables(config, name, key),
+        *(Parameter(name=f"{name}.sinks", slots=(sinks,)) for sinks in _sinks(config, key)),
         *linear_table(f"{name}.output", output, query_rows, config.output_bias, "heads"),
     ]
+
+
+def _sinks(config: ModelConfig, key: str) -> tuple[Slot, ...]:
+    return (Slot(f"{key}.sinks", config.num_heads, "heads"),) if config.attention_sinks else ()
 
 
 def _norm_tables(config: ModelConfig, name: str, key: str) -> list[Parameter]:
@@ -70,6 +75,7 @@ class Attention:
             scale=config.attention_scale or config.head_dim**-0.5,
             window=config.sliding_windows[layer],
             softcap=config.attention_softcap,
+            sinks_H=parameters.vectors.get(f"{name}.sinks"),
         )
         self.qkv: Linear = parameters.linear(f"{name}.qkv")
         self.output: Linear = parameters.linear(f"{name}.output")

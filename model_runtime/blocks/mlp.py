@@ -26,13 +26,21 @@ def mlp_table(config: ModelConfig, name: str, key: str, columns: Axis = "feed_fo
 class MLP:
     """down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, name: str, parameters: Parameters) -> None:
-        self.activation = config.activation
+    def __init__(self, config: ModelConfig, name: str, parameters: Parameters, clamp: float = 0.0) -> None:
+        """`clamp` as in `Experts`."""
+        self.activation, self.clamp = config.activation, clamp
         self.gate_up: Linear = parameters.linear(f"{name}.gate_up")
         self.down: Linear = parameters.linear(f"{name}.down")
 
     def forward(self, ops: Ops, x_TC: Tensor) -> Tensor:
         """[T, C] -> [T, C]."""
         gate_up_T2F = ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
-        product = ops.silu_mul if self.activation == "silu" else ops.gelu_tanh_mul
-        return ops.linear(product(gate_up_T2F), self.down.weight, self.down.bias)
+        return ops.linear(self._product(ops, gate_up_T2F), self.down.weight, self.down.bias)
+
+    def _product(self, ops: Ops, gate_up_T2F: Tensor) -> Tensor:
+        """[T, F]"""
+        if not self.clamp:
+            return (ops.silu_mul if self.activation == "silu" else ops.gelu_tanh_mul)(gate_up_T2F)
+        gate_TF, up_TF = gate_up_T2F.chunk(2, dim=1)
+        gate_TF = ops.activate(gate_TF.clamp(max=self.clamp).contiguous(), "quick_gelu")
+        return gate_TF.mul_(up_TF.clamp(-self.clamp, self.clamp) + 1)

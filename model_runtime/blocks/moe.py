@@ -31,10 +31,11 @@ SMALLEST = 1e-20
 def moe_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
     """The parameters under `name` and the checkpoint keys under `key` that fill them."""
     experts = _experts(config)
-    single = replace(config, intermediate_size=experts.intermediate_size)
+    single = replace(config, intermediate_size=experts.intermediate_size, mlp_bias=experts.bias)
     shared = replace(config, intermediate_size=experts.shared_size)
     router = (Slot(f"{key}.gate", experts.num_experts),)
-    table = [replace(p, fewest_bits=32) for p in linear_table(f"{name}.router", router, config.hidden_size, bias=False)]
+    router_table = linear_table(f"{name}.router", router, config.hidden_size, experts.bias)
+    table = [replace(parameter, fewest_bits=32) for parameter in router_table]
     if experts.choice_bias:
         bias = Slot(f"{key}.gate.e_score_correction_bias", experts.num_experts)
         table.append(Parameter(name=f"{name}.choice_bias", slots=(bias,)))
@@ -100,7 +101,7 @@ class MixtureOfExperts:
         self.choice_bias_N = parameters.vectors.get(f"{name}.choice_bias")
         names = {index: f"{name}.experts.{index}" for index in range(self.config.num_experts)}
         own = {index: key for index, key in names.items() if f"{key}.down.weight" in parameters.matrices}
-        self.experts = {index: MLP(config, key, parameters) for index, key in own.items()}
+        self.experts = {index: MLP(config, key, parameters, self.config.clamp) for index, key in own.items()}
         """Those of this rank."""
         self.shared = MLP(config, f"{name}.shared", parameters) if self.config.shared_size else None
         self.shared_gate = parameters.linear(f"{name}.shared_gate") if self.config.shared_gate else None
@@ -111,7 +112,7 @@ class MixtureOfExperts:
         """[T, C] -> [T, C]."""
         # which experts are chosen hangs on small differences, so narrower activations are widened
         wide_TC = x_TC.to(torch.promote_types(x_TC.dtype, torch.float32))
-        logits_TN = ops.linear(wide_TC, self.router.weight, None)
+        logits_TN = ops.linear(wide_TC, self.router.weight, self.router.bias)
         out_TC = self._shared(ops, x_TC, wide_TC)
         for expert, row_P, weight_P1 in route(ops, logits_TN, self.choice_bias_N, self.config).shares():
             if expert not in self.experts:

@@ -32,8 +32,10 @@ def _yarn(rope: RopeConfig, frequency_R2: Tensor) -> Tensor:
         turns = rope.original_max_position / (rotations * 2 * math.pi)
         return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(channel(rope.beta_fast)), 0)
-    high = min(math.ceil(channel(rope.beta_slow)), rope.rotary_dim - 1)
+    low, high = channel(rope.beta_fast), channel(rope.beta_slow)
+    if rope.whole_pairs:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     steps_R2 = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
     divide_R2 = ((steps_R2 - low) / max(high - low, 0.001)).clamp(0, 1)
     return frequency_R2 / rope.factor * divide_R2 + frequency_R2 * (1 - divide_R2)

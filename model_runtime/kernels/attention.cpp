@@ -76,10 +76,16 @@ void write_out(const Problem& p, const Item& item, const State& total) {
             float* out = std::copy_n(mixed, p.D, p.out + (token * p.H + head) * (p.D + STATE_NUMBERS));
             out[0] = total.max[row];
             out[1] = total.sum[row];
-        } else {
-            float* out = p.out + (token * p.H + head) * p.D;
-            for (int64_t d = 0; d < p.D; d++) out[d] = mixed[d] / total.sum[row];
+            continue;
         }
+        float* out = p.out + (token * p.H + head) * p.D;
+        float sum = total.sum[row], keep = 1.0f;
+        if (p.sinks) {
+            const float sink = p.sinks[head], max = std::max(total.max[row], sink);
+            keep = exp_scalar(total.max[row] - max);
+            sum = fused(sum, keep, exp_scalar(sink - max));
+        }
+        for (int64_t d = 0; d < p.D; d++) out[d] = mixed[d] * keep / sum;
     }
 }
 
@@ -216,10 +222,10 @@ extern "C" int64_t fl_paged_attention(const float* qkv, void* key, void* value, 
                                       float* out, const int32_t* query_starts, const int32_t* kv_lens,
                                       const int32_t* tables, const int32_t* table_starts, const int32_t* visible_ends,
                                       int64_t S, int64_t H, int64_t G, int64_t D, int64_t absent, int64_t group,
-                                      int64_t B, float scale, int64_t window, float softcap) {
+                                      int64_t B, float scale, int64_t window, float softcap, const float* sinks) {
     const StepBatch batch{query_starts, kv_lens, tables, table_starts, nullptr, nullptr, visible_ends, 0, S, B};
     const Heads heads{H, G, D, absent, group};
-    return !paged_attention(qkv, {key, value, scales, storage, 0}, batch, heads, {scale, softcap, window}, out);
+    return !paged_attention(qkv, {key, value, scales, storage, 0}, batch, heads, {scale, softcap, window, sinks}, out);
 }
 
 // See partial_attention. Returns 1, having done nothing, for keys that do not exist.

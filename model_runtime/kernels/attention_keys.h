@@ -30,6 +30,7 @@ struct Problem {
     bool states = false;                      // `out` gets the state of each row, to be merged with others
     int64_t S, H, G, D, B, window, absent, group;
     float scale, softcap;
+    const float* sinks;
 
     Problem(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads, const Scoring& scoring,
             float* out)
@@ -37,7 +38,7 @@ struct Problem {
           tables(batch.block_tables), table_starts(batch.table_starts), visible_ends(batch.visible_ends),
           query_step((heads.H + 2 * heads.G) * heads.D), S(batch.S), H(heads.H), G(heads.G), D(heads.D), B(batch.B),
           window(scoring.window), absent(heads.absent), group(heads.group), scale(scoring.scale),
-          softcap(scoring.softcap) {}
+          softcap(scoring.softcap), sinks(scoring.sinks) {}
 };
 
 // Some queries of one sequence in the heads of one group, and the segments [segment, segment_end) that they see.

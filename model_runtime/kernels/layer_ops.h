@@ -40,10 +40,11 @@ struct KVLayer {
 bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const KVLayer& kv, const Heads& heads);
 
 // How a query weighs keys: products times `scale`, through softcap * tanh(score / softcap) if softcap > 0; a window > 0
-// hides older keys.
+// hides older keys; sinks[H], or null, are scores beside those of the keys, which no value belongs to.
 struct Scoring {
     float scale, softcap;
     int64_t window;
+    const float* sinks;
 };
 
 // out[T][H D]: attention of each query over the keys of its sequence.

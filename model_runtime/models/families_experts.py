@@ -68,18 +68,39 @@ MIXTURES: Mapping[str, Family] = {
             "use_qk_norm": False,
         },
     ),
+    "gpt_oss": Family(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        windows="by_type",
+        attention_sinks=True,
+        stacked_experts=True,
+        experts=ExpertKeys(
+            router="softmax", size="intermediate_size", renormalise=True, has_biases=True, clamp="swiglu_limit"
+        ),
+        refused={"swiglu_alpha": 1.702},
+        renamed={"router": "gate"},
+        sizes=sizes(201088, 2880, 2880, 36, 64, 131072),
+        defaults={
+            "attention_bias": True,
+            "head_dim": 64,
+            "num_experts_per_tok": 4,
+            "num_key_value_heads": 8,
+            "num_local_experts": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": {"type": "yarn", "factor": 32, "truncate": False, "original_max_position_embeddings": 4096},
+            "rope_theta": 150000.0,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "swiglu_limit": 7.0,
+        },
+    ),
     "kimi_k2": DEEPSEEK_V3,
     "minimax_m2": Family(
         qk_norm="row",
         partial_rotary=True,
         experts=ExpertKeys(router="sigmoid", choice_bias=True, size="intermediate_size", renormalise=True),
-        refused={
-            "qk_norm_type": "per_layer",
-            "scoring_func": "sigmoid",
-            "shared_intermediate_size": 0,
-            "use_qk_norm": True,
-            "use_routing_bias": True,
-        },
+        refused={"qk_norm_type": "per_layer", "scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True}
+        | {"shared_intermediate_size": 0},
         renamed={**MIXTRAL_NAMES, "e_score_correction_bias": "gate.e_score_correction_bias"},
         sizes=sizes(200064, 3072, 1536, 62, 48, 196608),
         defaults={

@@ -30,6 +30,8 @@ class ExpertKeys:
     shared: Literal["none", "by_count", "by_size"] = "none"
     """How large the block beside the experts is. by_count: `n_shared_experts` of them; by_size:
     `shared_expert_intermediate_size`, with a gate."""
+    has_biases: bool = False
+    clamp: str = ""
     dense: Literal["none", "first", "by_step"] = "none"
     """Layers without experts. first: `first_k_dense_replace` of them; by_step: all but every `decoder_sparse_step`-th,
     and those in `mlp_only_layers`."""
@@ -58,6 +60,9 @@ class Family:
     interleaved_rope: bool = False
     partial_rotary: bool = False
     """`partial_rotary_factor` may be less than 1."""
+    attention_sinks: bool = False
+    stacked_experts: bool = False
+    """Files have all experts of a layer in one tensor, also in MXFP4 (`weights/stacks.py`)."""
     is_gemma: bool = False
     """Norm weights less 1, embeddings scaled by the root of their size, tanh GELU under the key `hidden_activation`."""
     is_latent: bool = False

@@ -67,6 +67,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
     """[T, H D]: softmax attention through the block table."""
     assert_plain(qkv_TE)
     _assert_heads(qkv_TE, shape)
+    sinks = sinks_pointer(scoring, shape)
     out_TC = torch.empty(qkv_TE.shape[0], shape.num_heads * shape.head_dim)
     failed = library().paged_attention(
         qkv_TE.data_ptr(),
@@ -87,6 +88,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         scoring.scale,
         scoring.window,
         scoring.softcap,
+        sinks,
     )
     assert not failed, "a token is to see keys that its sequence does not have"
     return out_TC
@@ -161,3 +163,12 @@ def norms_whole_rows(q_weight: Tensor, k_weight: Tensor, shape: HeadShape) -> bo
     whole = (shape.num_heads * head_dim, shape.num_kv_heads * head_dim)
     assert sizes in ((head_dim, head_dim), whole), "norm weights must have a number per channel"
     return sizes == whole
+
+
+def sinks_pointer(scoring: Scoring, shape: HeadShape) -> int | None:
+    """Address of a number for each query head, if there are any."""
+    if scoring.sinks_H is None:
+        return None
+    assert_plain(scoring.sinks_H)
+    assert scoring.sinks_H.numel() == shape.num_heads, "sinks must have a number per query head"
+    return scoring.sinks_H.data_ptr()

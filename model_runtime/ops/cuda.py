@@ -45,6 +45,11 @@ def suits_flash_attention(dtype: torch.dtype, kv: KVLayer) -> bool:
     return is_half and head_dim % 8 == 0 and head_dim <= LARGEST_HEAD and block_size % PAGE == 0
 
 
+def is_plain(scoring: Scoring) -> bool:
+    """Whether flash attention weighs keys so."""
+    return not scoring.softcap and scoring.sinks_H is None
+
+
 @register("pack_quantized", "cuda")
 def pack_quantized(matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
     """The matrix as it is. Rows are never quantised: without a kernel for integers it would cost time and save none."""
@@ -67,7 +72,7 @@ def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
 @register("paged_attention", "cuda")
 def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scoring: Scoring) -> Tensor:
     """[T, H D]: softmax attention through the block table; by the reference where flash attention cannot."""
-    by_reference = batch.visible_ends_T is not None or scoring.softcap > 0 or any(shape.absent_heads)
+    by_reference = batch.visible_ends_T is not None or not is_plain(scoring) or any(shape.absent_heads)
     if by_reference or not suits_flash_attention(qkv_TE.dtype, kv):
         return paged_attention_reference(qkv_TE, kv, batch, shape, scoring)
     assert batch.key_starts_S1 is not None, "the batch is not one for a GPU"

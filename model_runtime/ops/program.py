@@ -16,7 +16,7 @@ from model_runtime.batch import Batch
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.cpu import assert_plain, storage
-from model_runtime.ops.cpu_attention import kv_arguments, norms_whole_rows
+from model_runtime.ops.cpu_attention import kv_arguments, norms_whole_rows, sinks_pointer
 from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Linear, RopeTable, register
 from model_runtime.parallel import Collectives
 from model_runtime.shared_collectives import SharedMemoryCollectives
@@ -43,7 +43,7 @@ class CHeads(Structure):
 class CScoring(Structure):
     """A `Scoring`."""
 
-    _fields_ = (("scale", c_float), ("softcap", c_float), ("window", c_int64))
+    _fields_ = (("scale", c_float), ("softcap", c_float), ("window", c_int64), ("sinks", c_void_p))
 
 
 class CRope(Structure):
@@ -203,9 +203,11 @@ class LayerProgram:
 
 @register("layer_program", "cpu")
 def layer_program(layers: Sequence[DenseLayer], collectives: Collectives, sharers: Collectives) -> LayerStack | None:
-    """Every layer in one call, unless ranks would have to meet outside of it, or rows for attention and for the
-    feed-forward block beside it would be of two kinds."""
+    """Every layer in one call, unless ranks would have to meet outside of it, rows for attention and for the
+    feed-forward block beside it would be of two kinds, or sinks would have to be merged."""
     if any(layer.parallel and layer.qkv.weight.integer_rows != layer.gate_up.weight.integer_rows for layer in layers):
+        return None
+    if sharers.size > 1 and any(layer.scoring.sinks_H is not None for layer in layers):
         return None
     others = [group for group in (collectives, sharers) if group.size > 1]
     if not all(isinstance(group, SharedMemoryCollectives) for group in others):
@@ -233,7 +235,7 @@ def _matrix(linear: Linear) -> CMatrix:
 
 
 def _layer(layer: DenseLayer) -> CLayer:
-    shape, norms = layer.shape, layer.head_norms
+    shape, norms, scoring = layer.shape, layer.head_norms, layer.scoring
     query_rows, width = shape.num_heads * shape.head_dim, layer.output.weight.num_rows
     assert layer.qkv.weight.num_rows == query_rows + 2 * shape.num_kv_heads * shape.head_dim
     assert layer.output.weight.num_columns == query_rows
@@ -249,7 +251,7 @@ def _layer(layer: DenseLayer) -> CLayer:
         None if norms is None else _pointer(norms.query),
         None if norms is None else _pointer(norms.key),
         CHeads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.absent_heads[0], shape.group_size),
-        CScoring(layer.scoring.scale, layer.scoring.softcap, layer.scoring.window),
+        CScoring(scoring.scale, scoring.softcap, scoring.window, sinks_pointer(scoring, shape)),
         norms is not None and norms_whole_rows(norms.query, norms.key, shape),
         layer.other_rope,
         layer.activation == "gelu_tanh",

@@ -124,6 +124,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
     query_THD, _, _ = split_heads(qkv_TE, shape)
     before, after = shape.absent_heads
     query_THD = torch.nn.functional.pad(query_THD, (0, 0, before, after))  # whole groups
+    sinks_H = None if scoring.sinks_H is None else torch.nn.functional.pad(scoring.sinks_H, (before, after))
     starts, tables = batch.query_starts_S1.tolist(), batch.table_starts_S1.tolist()
     out_THD = torch.empty_like(query_THD, memory_format=torch.contiguous_format)
     for s, kv_len in enumerate(batch.kv_lens_S.tolist()):
@@ -131,7 +132,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         blocks = batch.block_tables[tables[s] : tables[s + 1]]
         key_GDL, value_GLD = _gather(kv, blocks, kv_len)
         hidden_QL = _hidden(batch, rows, kv_len, scoring.window)
-        out_THD[rows] = _attend(query_THD[rows], key_GDL, value_GLD, hidden_QL, scoring)
+        out_THD[rows] = _attend(query_THD[rows], key_GDL, value_GLD, hidden_QL, scoring, sinks_H)
     return out_THD[:, before : before + shape.num_heads].flatten(1)
 
 
@@ -271,7 +272,18 @@ def _state(query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, hidden_QL: Ten
     return torch.cat(parts, dim=-1).transpose(0, 1)
 
 
-def _attend(query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, hidden_QL: Tensor, scoring: Scoring) -> Tensor:
+def _attend(
+    query_QHD: Tensor,
+    key_GDL: Tensor,
+    value_GLD: Tensor,
+    hidden_QL: Tensor,
+    scoring: Scoring,
+    sinks_H: Tensor | None,
+) -> Tensor:
     """[Q, H, D]: masked attention of one sequence, dense."""
-    weights_HQL = _scores(query_QHD, key_GDL, hidden_QL, scoring).softmax(dim=-1)
+    scores_HQL, num_keys = _scores(query_QHD, key_GDL, hidden_QL, scoring), key_GDL.shape[2]
+    if sinks_H is not None:
+        sinks_HQ1 = sinks_H.to(scores_HQL.dtype)[:, None, None].expand(-1, len(query_QHD), 1)
+        scores_HQL = torch.cat((scores_HQL, sinks_HQ1), dim=-1)
+    weights_HQL = scores_HQL.softmax(dim=-1)[..., :num_keys].contiguous()
     return _mixed(weights_HQL, value_GLD).transpose(0, 1).to(query_QHD.dtype)

@@ -103,6 +103,8 @@ class Scoring:
     """> 0: a query at p sees keys from p - window + 1 on."""
     softcap: float = 0.0
     """> 0: a score s becomes softcap * tanh(s / softcap)."""
+    sinks_H: Tensor | None = None
+    """One more score for each query head, float32, which no value belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,16 @@ from model_runtime.models.families import FAMILIES
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.source import Index, TensorSource
+from model_runtime.weights.stacks import Stacks
 
 
 def plain_source(source: TensorSource, config: ModelConfig) -> TensorSource:
     """The tensors under plain keys. Raises CheckpointError for a matrix that has not the rows of its parts together."""
-    renamed, fused = FAMILIES[config.family].renamed, _parts(config)
+    family, fused = FAMILIES[config.family], _parts(config)
+    source = Stacks(source) if family.stacked_experts else source
     names: dict[str, tuple[str, slice]] = {}
     for key in sorted(source.keys()):
-        plain = ".".join(renamed.get(part, part) for part in key.split("."))
+        plain = ".".join(family.renamed.get(part, part) for part in key.split("."))
         owner, _, rest = plain.rpartition(".")
         module, _, name = owner.rpartition(".")
         rows, end = source.shape(key)[0] if source.shape(key) else 1, 0

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
+from model_runtime.ops import set_threads
 from model_runtime.ops.registry import HeadShape, Ops, RopeTable, Scoring
 from tests.model_runtime.op_cases import (
     EXACT,
@@ -155,6 +156,27 @@ def test_paged_attention_reads_every_storage_type(
         actual = ops.paged_attention(qkv, kv, batch, shape, scoring)
         exact = EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, scoring)
         assert_close(actual, exact, 3e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("sink", [-3.0, 4.0, 20.0])
+def test_sinks_take_weight_from_the_keys(ops: Ops, sink: float, threads: int) -> None:
+    """As a key without a value would; also where long contexts are shared by segments."""
+    shape, before = HeadShape(num_heads=6, num_kv_heads=2, head_dim=16), torch.get_num_threads()
+    batch, kv = batch_of([1, 3], [600, 131], 16, 60), kv_cache(shape, 60, 16)
+    fill_cache(kv, batch, seed=5)
+    qkv, sinks_H = randn(4, 160) * 2, torch.full((6,), sink) + randn(6)
+    set_threads(threads)
+    found = ops.paged_attention(qkv, kv, batch, shape, Scoring(scale=0.25, sinks_H=sinks_H))
+    set_threads(before)
+    without = EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, Scoring(scale=0.25))
+    tables = batch.block_tables.split([38, 9])
+    keys_GDL = [kv.key_NHDB[table].permute(1, 2, 0, 3).flatten(2).double() for table in tables]
+    for row, (sequence, seen) in enumerate(((0, 600), (1, 129), (1, 130), (1, 131))):
+        query_GxD = qkv[row, :96].view(2, 3, 16).double()
+        total_H = (query_GxD @ keys_GDL[sequence][:, :, :seen] * 0.25).logsumexp(dim=-1).flatten()
+        kept_H1 = (total_H - torch.logaddexp(total_H, sinks_H.double())).exp()[:, None]
+        assert_close(found[row].view(6, 16), without[row].view(6, 16) * kept_H1, 3e-6)
 
 
 IMAGES = [(2, 0, 5), (2, 20, 70), (3, 129, 131), (4, 60, 75), (5, 10, 600), (6, 200, 500)]

@@ -60,7 +60,9 @@ CONFIGS = {
         other_rope_layers=(False, False, True),
         logit_scale=0.3,
     ),
-    "scaled and capped": replace(PLAIN, residual_scale=0.4, attention_softcap=2.0, logit_softcap=3.0),
+    "scaled and capped": replace(
+        PLAIN, residual_scale=0.4, attention_softcap=2.0, logit_softcap=3.0, attention_sinks=True
+    ),
     "three positions": replace(PLAIN, rope=MROPE, qkv_bias=True),
     "deepstack": replace(PLAIN, rope=replace(MROPE, mrope_interleaved=True), num_deepstack=2),
 }

@@ -12,7 +12,7 @@ from model_runtime.models.decoder import Decoder
 from model_runtime.ops import load_ops
 from model_runtime.parallel import Alone, Collectives
 from tests.checkpoints import make_checkpoint
-from tests.family_cases import make_random_model
+from tests.family_cases import DRAWS, make_random_model
 from tests.model_runtime import deepseek
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.model_runtime.ranks import on_threads
@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen3": ("qwen3", {"attention_bias": True}),
     "gemma 3": ("gemma3_text", {"sliding_window": 9, "num_key_value_heads": 4}),
     "olmo 2": ("olmo2", {}),
+    "gpt-oss": ("gpt_oss", {}),
     "deepseek": ("deepseek", {}),
     "deepseek, biases": ("deepseek", {"attention_bias": True, "q_lora_rank": None, "moe_intermediate_size": 32}),
 }
@@ -45,7 +46,7 @@ def make(folder: Path, name: str) -> None:
     family, overrides = CASES[name]
     if family == "deepseek":
         deepseek.make_model(overrides).save_pretrained(folder)
-    elif family == "olmo2":
+    elif family in DRAWS:
         make_random_model(folder, family, seed=0)
     else:
         make_checkpoint(folder, family, overrides)

@@ -1,0 +1,97 @@
+"""Stacked experts, plain and in MXFP4, become each expert's matrices, as transformers reads them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from model_runtime.checkpoint import load_model
+from model_runtime.ops import load_ops
+from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.safetensors_source import SafetensorsSource
+from model_runtime.weights.source import whole
+from model_runtime.weights.stacks import Stacks, expand_mxfp4
+from tests.family_cases import make_random_model
+from tests.model_runtime.paged import DEVICE, PagedRun
+from tests.model_runtime.ranks import on_threads
+from tests.model_runtime.test_alignment import random_prompts, reference_logits
+
+PROJECTIONS = ("gate_up_proj", "down_proj")
+
+
+def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random blocks and scales around 2^-3."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+    return blocks, torch.randint(122, 126, shape, generator=generator, dtype=torch.uint8)
+
+
+def test_numbers_are_those_of_transformers() -> None:
+    blocks, scales = packed(2, 6, 3)
+    scales[0, 0] = torch.tensor([0, 1, 254])
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    for expert in range(2):
+        assert torch.equal(expand_mxfp4(blocks[expert], scales[expert]), expected[expert].T)
+
+
+def make_packed(folder: Path) -> list[torch.Tensor]:
+    """A GPT-OSS in MXFP4; what transformers makes of prompts with the same numbers."""
+    model = make_random_model(folder, "gpt_oss", seed=0)
+    tensors = load_file(folder / "model.safetensors")
+    for name, parameter in list(model.named_parameters()):
+        if name.endswith(PROJECTIONS):
+            experts, columns, rows = parameter.shape
+            blocks, scales = packed(experts, rows, columns // 32)
+            parameter.data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+            del tensors[name]
+            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    return reference_logits(model, random_prompts((23,)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_mxfp4_checkpoint(tmp_path: Path, ranks: int) -> None:
+    (expected,), (prompt,) = make_packed(tmp_path), random_prompts((23,))
+
+    def logits(collectives: object) -> torch.Tensor:
+        ops = load_ops(DEVICE, "auto")
+        loaded = load_model(tmp_path, ops, DEVICE, lambda done: None, collectives=collectives)  # type: ignore[arg-type]
+        return PagedRun(loaded.decoder).step({0: prompt})[0]
+
+    found = logits(None) if ranks == 1 else on_threads(ranks, logits)[0]
+    assert (found - expected).abs().max() <= 1e-4
+
+
+def test_any_part_can_be_read(tmp_path: Path) -> None:
+    """Also columns that do not begin with a block."""
+    blocks, scales = packed(2, 8, 2)
+    stacks = {"e.experts.down_proj_blocks": blocks, "e.experts.down_proj_scales": scales, "other": torch.ones(3)}
+    save_file(stacks, tmp_path / "model.safetensors")
+    source = Stacks(SafetensorsSource(tmp_path))
+    key = "e.experts.1.down_proj.weight"
+    assert source.keys() == {"other", "e.experts.0.down_proj.weight", key}
+    assert (source.shape(key), source.dtype(key)) == ((8, 64), torch.bfloat16)
+    full, part = torch.empty(8, 64), torch.empty(3, 30)
+    source.read_into(key, whole((8, 64)), full)
+    source.read_into(key, (slice(2, 5), slice(17, 47)), part)
+    assert torch.equal(full, expand_mxfp4(blocks[1], scales[1]))
+    assert torch.equal(part, full[2:5, 17:47])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"e.experts.down_proj": torch.ones(2, 3)}, "has shape [2, 3], which is no stack of experts"),
+        ({"e.experts.down_proj_blocks": torch.ones(1, 1, 1, 16, dtype=torch.uint8)}, "has no scales beside it"),
+    ],
+)
+def test_refusals(tmp_path: Path, tensors: dict[str, torch.Tensor], message: str) -> None:
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        Stacks(SafetensorsSource(tmp_path))
+    assert message in str(caught.value)
