@@ -6,7 +6,7 @@ Shapes: T tokens, P patches, H the language model's width.
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,15 +64,17 @@ class AlignConfig:
 class Seer(torch.nn.Module):
     """Projector and language model."""
 
-    def __init__(self, tower: Tower, heads: Heads, language: Language, tokenizer: Tokenizer) -> None:
-        """`language` says by where it is on which device all of this runs."""
+    def __init__(
+        self, tower: Tower, heads: Heads, present: Mapping[str, float], language: Language, tokenizer: Tokenizer
+    ) -> None:
+        """`present` as for the projector; `language` says by where it is on which device all of this runs."""
         super().__init__()
         self.language, self.tokenizer = language, tokenizer
         first = language.embed(torch.tensor([0]))
         self.device = first.device
         self.tower = tower.to(self.device)
         self.projector = Projector(tower.config.width, first.shape[-1]).to(self.device)
-        start_from_words(self.projector, heads, self._word)
+        start_from_words(self.projector, heads.to(self.device), present, self._word)
 
     def _word(self, word: str) -> Tensor:
         return self.language.embed(torch.tensor(encode(self.tokenizer, f" {word}"))).mean(dim=0)

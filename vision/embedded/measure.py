@@ -13,7 +13,7 @@ from torch import Tensor
 from vision.embedded.heads import Heads, split_heads
 from vision.embedded.painter import Painter
 from vision.embedded.scene import Scene
-from vision.embedded.targets import patch_owners
+from vision.embedded.targets import patch_owners, targets
 from vision.embedded.tower import Tower
 from vision.embedded.vocabulary import KINDS
 
@@ -27,13 +27,31 @@ Int64 = npt.NDArray[np.int64]
 def class_scores(tower: Tower, heads: Heads, scenes: Sequence[Scene]) -> list[dict[str, Tensor]]:
     """For each picture log-probabilities [P, classes] by head."""
     found = []
-    device = heads.classes.weight.device
     for start in range(0, len(scenes), BATCH):
-        pixels = np.stack([scene.pixels for scene in scenes[start : start + BATCH]])
-        logits, _ = heads(tower(torch.from_numpy(pixels).to(device)))
+        logits = _logits(tower, heads, scenes[start : start + BATCH])
         by_head = {name: rows.log_softmax(dim=-1).cpu() for name, rows in split_heads(logits).items()}
-        found += [{name: rows[i] for name, rows in by_head.items()} for i in range(len(pixels))]
+        found += [{name: rows[i] for name, rows in by_head.items()} for i in range(len(logits))]
     return found
+
+
+def _logits(tower: Tower, heads: Heads, scenes: Sequence[Scene]) -> Tensor:
+    """[B, P, R]"""
+    pixels = torch.from_numpy(np.stack([scene.pixels for scene in scenes])).to(heads.classes.weight.device)
+    logits: Tensor = heads(tower(pixels))[0]
+    return logits
+
+
+@torch.no_grad()
+def present_logits(tower: Tower, heads: Heads, scenes: Sequence[Scene]) -> dict[str, float]:
+    """Of each head the mean logit of the class that is there; 0 where no picture asks it."""
+    wanted = targets(scenes, tower.config.patch).classes
+    sums: dict[str, list[float]] = {}
+    for start in range(0, len(scenes), BATCH):
+        for name, rows in split_heads(_logits(tower, heads, scenes[start : start + BATCH])).items():
+            classes = torch.from_numpy(wanted[name][start : start + BATCH]).to(rows.device)
+            there = classes >= 0
+            sums.setdefault(name, []).extend(rows[there].gather(1, classes[there][:, None])[:, 0].tolist())
+    return {name: sum(values) / max(1, len(values)) for name, values in sums.items()}
 
 
 def single_answer(scores: dict[str, Tensor], head: str, kind: str) -> int:

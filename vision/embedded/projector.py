@@ -3,7 +3,7 @@
 Used by the alignment. Shapes: W the tower's width, R rows of the heads, H the language model's width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +26,11 @@ from vision.embedded.vocabulary import (
     SIZES,
 )
 
-GAIN = 4.0
-"""A detector's logit where its class is, about; its column is divided by it."""
+PRESENT = 4.0
+"""What a row gives where its class is, on average: the rows of a head are shifted to it, and columns divided by it. A
+head that is still unsure would say nothing through GELU if its logits stayed below zero."""
+LOUDNESS: Mapping[str, float] = {"kind": 0.3, "scene": 0.3, "column": 0.5, "row": 0.5, "size": 0.5}
+"""Of the words of a head, 1 for others: what is on every patch shall not drown what is on few."""
 ORDER = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 NAMES = {
@@ -62,16 +65,20 @@ class Projector(nn.Module):
 
 
 @torch.no_grad()
-def start_from_words(projector: Projector, heads: Heads, embedding: Callable[[str], Tensor]) -> None:
-    """`embedding` gives [H] for a word. Rows beyond the heads' start as noise that nothing hears yet."""
-    words = [name for head in HEADS for name in NAMES[head]]
+def start_from_words(
+    projector: Projector, heads: Heads, present: Mapping[str, float], embedding: Callable[[str], Tensor]
+) -> None:
+    """`present` has the mean logit of a head's classes where they are, `embedding` gives [H] for a word. Rows beyond
+    the heads' start as noise that nothing hears yet."""
+    words = [embedding(name) * LOUDNESS.get(head, 1.0) for head in HEADS for name in NAMES[head]]
+    shifts = [PRESENT - present[head] for head in HEADS for _ in NAMES[head]]
     rows = len(words)
     assert rows == heads.classes.out_features <= projector.linear_1.out_features
     first, second = projector.linear_1, projector.linear_2
     nn.init.trunc_normal_(first.weight, std=first.in_features**-0.5)
     first.bias.zero_()
     first.weight[:rows] = heads.classes.weight
-    first.bias[:rows] = heads.classes.bias
+    first.bias[:rows] = heads.classes.bias + torch.tensor(shifts, device=first.bias.device)
     second.weight.zero_()
     second.bias.zero_()
-    second.weight[:, :rows] = torch.stack([embedding(word) / GAIN for word in words], dim=1)
+    second.weight[:, :rows] = torch.stack(words, dim=1) / PRESENT

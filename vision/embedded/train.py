@@ -15,10 +15,11 @@ from torch import Tensor
 from server.embedded import embedded_path
 from server.prompt.source import read_source
 from vision.embedded.align import AlignConfig, AlignRun, Seer
-from vision.embedded.encoder import EncoderConfig, EncoderRun, Painters, load_encoder
+from vision.embedded.encoder import EncoderConfig, EncoderRun, Painters, load_encoder, training_scene
 from vision.embedded.export import write_eyes, write_merged
 from vision.embedded.gate import Gate
 from vision.embedded.language import Language, read_weights
+from vision.embedded.measure import present_logits
 from vision.embedded.painter import EVALUATION, TRAIN, UNSEEN_VENDOR, load_painter
 from vision.embedded.sources import SourceError
 from vision.embedded.tower import TowerConfig
@@ -83,9 +84,11 @@ class Pipeline:
 
     def _joined(self, weights: Mapping[str, Tensor]) -> AlignRun:
         """From the checkpoints as they are."""
+        tower, heads = load_encoder(self.folder, self.tower)
+        scenes = [training_scene(self.painters.train, self.align.seed, i) for i in range(self.encoder.first_pictures)]
+        present = present_logits(tower, heads, scenes)
         torch.manual_seed(self.align.seed)
-        language = Language(weights, self.device)
-        seer = Seer(*load_encoder(self.folder, self.tower), language, read_source(embedded_path()).fast)
+        seer = Seer(tower, heads, present, Language(weights, self.device), read_source(embedded_path()).fast)
         return AlignRun(self.folder, self.painters.train, self.align, seer)
 
     def _align(self) -> None:

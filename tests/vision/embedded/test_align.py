@@ -13,8 +13,10 @@ from vision.embedded.gate import Gate
 from vision.embedded.heads import Heads
 from vision.embedded.language import Language
 from vision.embedded.painter import Painter
+from vision.embedded.projector import PRESENT
 from vision.embedded.questions import Question
 from vision.embedded.turns import IMAGE_TOKEN, question_first, turns
+from vision.embedded.vocabulary import HEADS
 
 pytestmark = pytest.mark.model
 
@@ -64,10 +66,12 @@ def test_a_question_may_stand_before_its_picture(seer: Seer) -> None:
 
 def test_a_class_begins_as_the_embedding_of_its_name(seer: Seer) -> None:
     word = seer.language.embed(torch.tensor(seer.tokenizer.encode(" circle").ids)).mean(dim=0)
-    columns = seer.projector.linear_2.weight.T * 4
+    columns = seer.projector.linear_2.weight.T * PRESENT
     assert int((columns - word).abs().sum(dim=1).argmin()) == 5 + 5 + 6 + 3 + 3 + 11
     with torch.no_grad():
         assert float((columns[33] - word).abs().max()) < 1e-6
+        # of heads that start at -4, said to be at -1 where a class is
+        assert torch.allclose(seer.projector.linear_1.bias[: sum(HEADS.values())], torch.tensor(PRESENT + 1 - 4))
 
 
 def test_training_goes_on_and_the_gate_counts(

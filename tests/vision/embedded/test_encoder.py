@@ -1,12 +1,17 @@
 """The tower is SigLIP's; its training learns, and goes on after an interruption as if there had been none."""
 
+import itertools
 from pathlib import Path
 
 import torch
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
 from vision.embedded.encoder import EncoderConfig, EncoderRun, Painters
+from vision.embedded.heads import Heads
+from vision.embedded.measure import present_logits
+from vision.embedded.painter import Painter
 from vision.embedded.tower import NEIGHBOURS, Attention, Tower, TowerConfig, start
+from vision.embedded.vocabulary import HEADS, SCENES
 
 SMALL = TowerConfig(width=64, layers=2, heads=8, local_layers=0)
 QUICK = EncoderConfig(samples=64, batch=8, first_pictures=32, warmup_steps=1, measure_every=10_000, measure_count=2)
@@ -74,3 +79,17 @@ def test_training_learns_and_goes_on_where_it_was(tmp_path: Path, painters: Pain
     assert [second.train_step() for _ in range(2)] == losses[2:]
     for name, value in whole.average.tensors.items():
         assert torch.equal(value, second.average.tensors[name]), name
+
+
+def test_what_a_head_says_where_its_class_is(painter: Painter) -> None:
+    torch.manual_seed(0)
+    tower, heads = Tower(SMALL), Heads(64)
+    with torch.no_grad():
+        heads.classes.weight.zero_()
+        heads.classes.bias.copy_(torch.arange(float(sum(HEADS.values()))))
+    scenes = [painter.scene(1, index, "digits") for index in range(3)]
+    found = present_logits(tower, heads, scenes)
+    first = dict(zip(HEADS, itertools.accumulate(HEADS.values(), initial=0), strict=False))
+    assert found["scene"] == first["scene"] + SCENES.index("digits")
+    assert first["glyph"] <= found["glyph"] < first["glyph"] + 10
+    assert found["icon"] == 0

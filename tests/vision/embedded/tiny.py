@@ -9,6 +9,7 @@ from vision.embedded.align import Seer
 from vision.embedded.heads import Heads
 from vision.embedded.language import Language
 from vision.embedded.tower import Tower, TowerConfig
+from vision.embedded.vocabulary import HEADS
 
 CPU = torch.device("cpu")
 SMALL = TowerConfig(width=64, layers=1, heads=8, local_layers=0)
@@ -40,4 +41,5 @@ def language_weights(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
 def make_seer(model: LlamaForCausalLM) -> Seer:
     torch.manual_seed(1)
     language = Language(language_weights(model), CPU)
-    return Seer(Tower(SMALL), Heads(64), language, read_source(embedded_path()).fast)
+    present = dict.fromkeys(HEADS, -1.0)
+    return Seer(Tower(SMALL), Heads(64), present, language, read_source(embedded_path()).fast)
