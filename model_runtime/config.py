@@ -144,6 +144,11 @@ class RuntimeConfig:
             raise ValueError(f"{' times '.join(sizes)} must be at most {MAX_RANKS}")
         if self.context_parallel_size > 1 and self.pipeline_parallel_size > 1:
             raise ValueError("context_parallel_size and pipeline_parallel_size cannot both be above 1")
+        if self.enable_expert_parallel and self.context_parallel_size > 1 and self.tensor_parallel_size == 1:
+            raise ValueError(
+                "enable_expert_parallel divides experts among ranks that share layers: with sequences "
+                "shared it needs tensor_parallel_size above 1"
+            )
         if self.nnodes < 1 or self.num_ranks % self.nnodes:
             raise ValueError("nnodes must divide the number of ranks")
         if not 0 <= self.node_rank < self.nnodes:

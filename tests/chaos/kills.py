@@ -1,6 +1,7 @@
 """Engines killed at random moments under 16 streams, whose texts must be those of an undisturbed run.
 
-`python -m tests.chaos.kills --kills 100 [--signal STOP] [--images] [--ranks 2] [--stages 2] [--replicas 2]` prints a
+`python -m tests.chaos.kills --kills 100 [--signal STOP] [--images] [--ranks 2] [--stages 2] [--sharers 2]
+[--replicas 2]` prints a
 report.
 `test_kills.py` does a few in the suite.
 """
@@ -150,6 +151,7 @@ def main() -> None:
     parser.add_argument("--images", action="store_true", help="ask a tiny model with random weights about pictures")
     parser.add_argument("--ranks", type=int, default=1, help="of which one or all are killed")
     parser.add_argument("--stages", type=int, default=1, help="each with so many ranks")
+    parser.add_argument("--sharers", type=int, default=1, help="of the sequences, each so many ranks")
     parser.add_argument(
         "--replicas", type=int, default=1, help="whose engines are killed, one or all; not with --ranks"
     )
@@ -157,13 +159,15 @@ def main() -> None:
     given = parser.parse_args()
     requests = image_requests(given.max_tokens) if given.images else text_requests(given.max_tokens)
     sizes = ("--tensor-parallel-size", str(given.ranks), "--data-parallel-size", str(given.replicas))
+    if given.sharers > 1:
+        sizes += ("--context-parallel-size", str(given.sharers))
     if given.stages > 1:
         sizes += ("--pipeline-parallel-size", str(given.stages))
     arguments = ("--stall-timeout", given.stall_timeout, *sizes)
     with chaos_server(images=given.images, arguments=arguments) as server:
         fault = signal.Signals["SIG" + given.signal]
         report = Chaos(
-            server, requests, given.seed, fault, all_victims(given.ranks * given.stages, given.replicas)
+            server, requests, given.seed, fault, all_victims(given.ranks * given.stages * given.sharers, given.replicas)
         ).run(given.kills, given.spread)
         metrics = server.metrics()
     _show(report, metrics)

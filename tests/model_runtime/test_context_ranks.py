@@ -10,13 +10,15 @@ from model_runtime.config import RuntimeConfig
 from model_runtime.executor import load_runner
 from model_runtime.group import ALONE, Ranks
 from model_runtime.layout import Layout
-from model_runtime.memory import PlanError
+from model_runtime.memory import PlanError, activation_bytes, shared_attention_bytes
 from model_runtime.parallel import Mesh
 from scheduler.config import MAX_BLOCK_SIZE, SchedulerConfig, SpeculativeMethod
 from scheduler.plan import StepPlan, StepResult, ints
 from scheduler.request import Pooling, Request, SamplingParams
 from tests.checkpoints import make_checkpoint
+from tests.model_runtime.memory import measured_bytes
 from tests.model_runtime.ranks import mesh_on_shared_memory, mesh_on_threads
+from tests.model_runtime.test_executor import make_plan
 from tests.model_runtime.test_ranks import (
     MANY,
     RUNTIME,
@@ -116,6 +118,26 @@ def test_what_is_pooled_is_that_of_one_rank(tmp_path: Path, pooling: Pooling) ->
     runtime = replace(SHARED, max_model_len=256, kernels="reference")
     plans = assert_shared(PAIR, tmp_path, runtime, asked, WIDE)
     assert any(plan.pool.rows for plan in plans)
+
+
+def test_ranks_take_the_memory_that_is_planned(tmp_path: Path) -> None:
+    """In a step of one prompt, of which each has a half, within 10 %."""
+    make_checkpoint(tmp_path, "llama", {"vocab_size": 5000, "intermediate_size": 512, "max_position_embeddings": 1024})
+    runtime, config = RuntimeConfig(context_parallel_size=2), SchedulerConfig(max_num_seqs=2, block_size=16)
+    plan, architectures = make_plan(1024, 1, 0.0), []
+
+    def one(mesh: Mesh) -> int:
+        ranks = Ranks(mesh=mesh, ranks_here=2, agree=lambda facts: facts)
+        runner, _ = load_runner(tmp_path, runtime, config, lambda stage, done: None, ranks)
+        architectures.append(runner._model.own)  # type: ignore[attr-defined]
+        if mesh.layout.rank == 0:
+            return measured_bytes(lambda: runner.run(plan))[0]
+        runner.follow(plan)
+        return 0
+
+    peak = mesh_on_shared_memory(PAIR, one)[0]
+    own, attention = activation_bytes(architectures[0], 512, 1), shared_attention_bytes(architectures[0], 1024, 1024)
+    assert peak == pytest.approx(own + attention, rel=0.1)
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
