@@ -1,16 +1,20 @@
 """Random tiny models of every family: logits are transformers' through the paged path, by compiled kernels and plain
-torch, in chunks beside others, behind a cached prefix, and with two ranks. FAMILY_SEEDS=50 tries more of them."""
+torch, in chunks beside others, behind a cached prefix, with two ranks, and by two stages. FAMILY_SEEDS=50 tries more
+of them."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from model_runtime.batch import Batch
 from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.checkpoint import load_model
+from model_runtime.kv_store import KVLayer
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.layer import EagerLayers
 from model_runtime.ops import load_ops
@@ -77,3 +81,25 @@ def test_logits_are_those_of_transformers(case: Case, kernels: str) -> None:
 def test_two_ranks(case: Case) -> None:
     found = on_shared_memory(2, lambda collectives: logits(case.decoder("auto", collectives), case.prompts))
     assert_aligned(found[0], case)
+
+
+class Stages:
+    """Two stages of a pipeline in the place of a decoder."""
+
+    def __init__(self, folder: Path) -> None:
+        ops = load_ops(DEVICE, "auto")
+        self._first, self._last = (
+            load_model(folder, ops, DEVICE, lambda fraction: None, stage=stage, num_stages=2).decoder
+            for stage in range(2)
+        )
+        self.logits, self._count = self._first.logits, len(self._first.layers)
+        self.own = replace(self._first.own, num_layers=self._count + len(self._last.layers))
+
+    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+        """[T, C]"""
+        x_TC = self._first.forward(batch, kv[: self._count])
+        return self._last.forward_from(x_TC, batch, kv[self._count :])
+
+
+def test_two_stages(case: Case) -> None:
+    assert_aligned(logits(cast(Decoder, Stages(case.folder)), case.prompts), case)
