@@ -23,9 +23,10 @@ MAX_PROMPT_BLOCKS = 2048
 """Of a prompt; what comes behind them does not count."""
 CLAIM_SHARE = 0.5
 """Of a prompt's blocks, which an engine must have been given."""
-SLACK_TOKENS = 1024
+SLACK_TOKENS = 4096
 SLACK_FACTOR = 1.5
-"""An engine is much more loaded than another by so many tokens and so many times."""
+"""An engine is much more loaded than another by so many tokens and so many times. With a quarter of these tokens, chats
+lost their engine whenever the others had just answered."""
 
 
 def prompt_blocks(request: GenerationRequest) -> list[bytes]:
