@@ -20,7 +20,7 @@ from tests.model_runtime.test_tensor_parallel import TEXTS, TOLERANCE, make
 
 WIDTH = 4
 LAYOUTS = [Layout(context_size=2), Layout(context_size=3), Layout(tensor_size=2, context_size=2)]
-CASES = ["llama", "uneven", "qwen3", "gemma 3", "deepseek", "gpt-oss"]
+CASES = ["llama", "uneven", "a cut group", "qwen3", "gemma 3", "deepseek", "gpt-oss"]
 
 
 class SharedRun(PagedRun):
@@ -84,7 +84,7 @@ def test_logits_are_those_of_one_rank(tmp_path: Path, name: str, layout: Layout,
         assert torch.equal(found[index].argmax(-1), expected[index].argmax(-1))
 
 
-@pytest.mark.parametrize(("name", "tensor_size"), [("uneven", 2), ("gemma 3", 1)])
+@pytest.mark.parametrize(("name", "tensor_size"), [("uneven", 2), ("a cut group", 2), ("gemma 3", 1)])
 def test_layers_in_one_call_are_layers_operation_by_operation(tmp_path: Path, name: str, tensor_size: int) -> None:
     """Bit for bit."""
     make(tmp_path, name)
