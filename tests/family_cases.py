@@ -56,7 +56,7 @@ def cohere(draw: random.Random) -> Overrides:
 
 
 def gemma2(draw: random.Random) -> Overrides:
-    caps = {"attn_logit_softcapping": draw.choice((None, 3.0)), "final_logit_softcapping": draw.choice((None, 2.0))}
+    caps = {"attn_logit_softcapping": draw.choice((1.0, 3.0)), "final_logit_softcapping": draw.choice((1.0, 2.0))}
     return layer_types(draw) | caps | {"query_pre_attn_scalar": draw.choice((16, 20))}
 
 
@@ -83,8 +83,8 @@ def phi3(draw: random.Random) -> Overrides:
     """LongRoPE with sequences that are all longer than the original length, or all shorter."""
     share, pairs = draw.choice(((1.0, 8), (0.5, 4)))
     parameters: Overrides = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share}
-    original = draw.choice((16, 256))
-    if draw.choice((False, True, True)):
+    original = draw.choice((16, 16, 256))
+    if draw.random() < 0.8:
         lists = {name: [draw.uniform(1, 9) for _ in range(pairs)] for name in ("short_factor", "long_factor")}
         parameters |= {"rope_type": "longrope", "original_max_position_embeddings": original, **lists}
     return {
@@ -141,7 +141,7 @@ def glm4_moe(draw: random.Random) -> Overrides:
 def gpt_oss(draw: random.Random) -> Overrides:
     yarn = {"factor": 4.0, "original_max_position_embeddings": 32, "truncate": draw.choice((False, True))}
     rotations = draw.choice((rope(draw), {"rope_type": "yarn", "rope_theta": 10000.0} | yarn))
-    limits = {"swiglu_limit": draw.choice((0.05, 7.0)), "attention_bias": draw.choice((False, True))}
+    limits = {"swiglu_limit": draw.choice((0.05, 0.3, 7.0)), "attention_bias": draw.choice((False, True))}
     return layer_types(draw) | limits | {"rope_parameters": rotations, "tie_word_embeddings": False}
 
 
