@@ -110,8 +110,8 @@ class RuntimeConfig:
     context_parallel_size: int = field(
         default=1,
         metadata={
-            "help": "processes (ranks) that share every sequence, each with a part of its keys and values; times "
-            "tensor-parallel-size, or pipeline-parallel-size and that, is the number of ranks"
+            "help": "processes (ranks) that share every sequence, each with a part of its keys and values; the number "
+            "of ranks is the product of all three sizes"
         },
     )
     enable_expert_parallel: bool = field(
@@ -142,8 +142,6 @@ class RuntimeConfig:
                 raise ValueError(f"{name} must be from 1 to {MAX_RANKS}")
         if self.num_ranks > MAX_RANKS:
             raise ValueError(f"{' times '.join(sizes)} must be at most {MAX_RANKS}")
-        if self.context_parallel_size > 1 and self.pipeline_parallel_size > 1:
-            raise ValueError("context_parallel_size and pipeline_parallel_size cannot both be above 1")
         if self.enable_expert_parallel and self.context_parallel_size > 1 and self.tensor_parallel_size == 1:
             raise ValueError(
                 "enable_expert_parallel divides experts among ranks that share layers: with sequences "

@@ -211,7 +211,7 @@ def _runner(
     stage = None
     if mesh.layout.pipeline_size > 1:
         method = None if scheduler.speculative_config is None else scheduler.speculative_config.method
-        stage = Stage(decoder, mesh.pipeline, every_row=method == "mtp")
+        stage = Stage(decoder, mesh.pipeline, sequences, every_row=method == "mtp")
     both_ways, norm, width = config.bidirectional_images, decoder.final_norm, scheduler.block_size
     return Runner(served, kv, width, ops, images, both_ways, draft, norm, stage, sequences, decoder.expert_tokens)
 

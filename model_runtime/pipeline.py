@@ -22,15 +22,18 @@ from model_runtime.memory import FLOAT_BYTES
 from model_runtime.micro_batches import parts
 from model_runtime.models.decoder import Decoder
 from model_runtime.parallel import Collectives
+from model_runtime.stripes import SharedSequences
 from scheduler.plan import StepPlan
 
 
 class Stage:
     """The layers of `decoder`, between those of the stages that `links` goes to and comes from."""
 
-    def __init__(self, decoder: Decoder, links: Collectives, *, every_row: bool) -> None:
-        """`every_row`: all rows are wanted of every step, since a draft model goes on from them."""
+    def __init__(self, decoder: Decoder, links: Collectives, sequences: SharedSequences, *, every_row: bool) -> None:
+        """`every_row`: all rows are wanted of every step, since a draft model goes on from them. Of `sequences` that
+        ranks share, each hands on its own rows, and the last stage's ranks hand back all."""
         self._decoder, self._links, self._every_row = decoder, links, every_row
+        self._sequences = sequences
         self._coming: deque[int] = deque()
         """Rows of each step that the last stage has not given, or that this one has not taken."""
         self._came: deque[Tensor] = deque()
@@ -76,14 +79,16 @@ class Stage:
             self._take()
 
     def _outputs(self, batch: Batch, kv: list[KVLayer]) -> Iterator[Tensor]:
-        """[T, C] of each part of the batch."""
-        for part in parts(batch, self._links.size):
+        """[T, C] of each part of the batch: of this rank's rows, or of the last stage of all."""
+        for whole in parts(batch, self._links.size):
+            part = self._sequences.divided(whole)
             if self.is_first:
                 yield self._decoder.forward(part, kv)
-            else:
-                x_TC = torch.empty(part.num_tokens, self._decoder.config.hidden_size)
-                self._links.receive(x_TC)
-                yield self._decoder.forward_from(x_TC, part, kv)
+                continue
+            x_TC = torch.empty(part.num_tokens, self._decoder.config.hidden_size)
+            self._links.receive(x_TC)
+            x_TC = self._decoder.forward_from(x_TC, part, kv)
+            yield x_TC if self._links.rank < self._links.size - 1 else self._sequences.together(x_TC, part)
 
     def _wanted(self, plan: StepPlan, batch: Batch) -> Tensor:
         """[R], ascending: rows that are sampled, scored or pooled."""

@@ -61,10 +61,11 @@ class Begun:
     plan: StepPlan
     model: LanguageModel
     """That the plan wants."""
+    whole: Batch
     batch: Batch
-    """This rank's part of the step."""
+    """This rank's part of it."""
     own_TC: Tensor | None
-    """Of its rows; None: they come from the last stage."""
+    """Of its rows; None: all come from the last stage."""
     failed_slots: "array[int]"
     """Of images."""
 
@@ -176,18 +177,18 @@ class Runner:
         if self._stage is None or plan.by_draft_model:
             own_TC = model.forward(batch, kv)
         else:
-            self._stage.begin(plan, batch, kv)
+            self._stage.begin(plan, whole, kv)
             own_TC = None
-        return Begun(plan=plan, model=model, batch=batch, own_TC=own_TC, failed_slots=failed_slots)
+        return Begun(plan=plan, model=model, whole=whole, batch=batch, own_TC=own_TC, failed_slots=failed_slots)
 
     def _end(self, begun: Begun) -> Tensor:
         """[T, C]"""
-        own_TC = begun.own_TC
-        if own_TC is None:
+        if begun.own_TC is not None:
+            hidden_TC = self._sequences.together(begun.own_TC, begun.batch)
+        else:
             assert self._stage is not None, "hidden states of no stage"
-            own_TC = self._stage.end(begun.plan, begun.batch)
-        hidden_TC = self._sequences.together(own_TC, begun.batch)
-        self._keep_states(begun.plan, begun.batch, own_TC, hidden_TC)
+            hidden_TC = self._stage.end(begun.plan, begun.whole)
+        self._keep_states(begun.plan, begun.batch, hidden_TC)
         return hidden_TC
 
     @torch.inference_mode()
@@ -197,13 +198,14 @@ class Runner:
         batch = make_batch(plan, self._sequences.stripes.block_size)
         return self._model.logits(self._model.forward(batch, self._kv))
 
-    def _keep_states(self, plan: StepPlan, batch: Batch, own_TC: Tensor, hidden_TC: Tensor) -> None:
+    def _keep_states(self, plan: StepPlan, batch: Batch, hidden_TC: Tensor) -> None:
         """For a draft model that goes on from them, those of this rank's slots."""
         states_SC = None if self._draft is None else self._draft.states_SC
         if states_SC is None:
             return
         assert self._final_norm is not None, "states without the norm that they come from"
         if not plan.by_draft_model:
+            own_TC = self._sequences.own_rows(hidden_TC, batch)
             states_SC.index_copy_(0, batch.slots_T, self._final_norm(own_TC))
         elif plan.state_slots:
             rows_R, slots_R = (torch.from_numpy(np.asarray(part)) for part in (plan.sample.rows, plan.state_slots))

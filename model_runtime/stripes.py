@@ -69,6 +69,13 @@ class SharedSequences:
         rows_TC = self._collectives.gather_rows(own_TC, batch.shared.counts_N.tolist())
         return torch.empty_like(rows_TC).index_copy_(0, batch.shared.order_T, rows_TC)
 
+    def own_rows(self, hidden_TC: Tensor, batch: Batch) -> Tensor:
+        """This rank's part of what `together` gives."""
+        if batch.shared is None:
+            return hidden_TC
+        parts = torch.split(batch.shared.order_T, batch.shared.counts_N.tolist())
+        return hidden_TC[parts[self.stripes.rank]]
+
     def ops(self, ops: Ops) -> Ops:
         """Operations whose attention is over the keys of all ranks."""
         if self.stripes.size == 1:

@@ -33,6 +33,7 @@ from tests.model_runtime.test_ranks import (
 from tests.vlm import make_vlm
 
 PAIR, BOTH = Layout(context_size=2), Layout(tensor_size=2, context_size=2)
+STAGES = Layout(context_size=2, pipeline_size=2)
 WIDE = replace(SCHEDULER, block_size=2 * SCHEDULER.block_size)
 """For one rank: blocks as large as those of two together."""
 SHARED = replace(RUNTIME, context_parallel_size=2)
@@ -69,28 +70,28 @@ def assert_shared(
     return plans
 
 
-@pytest.mark.parametrize(("name", "layout"), [("llava-clip", BOTH), ("qwen3_vl", PAIR), ("gemma3", PAIR)])
+@pytest.mark.parametrize(("name", "layout"), [("llava-clip", BOTH), ("qwen3_vl", PAIR), ("gemma3", STAGES)])
 def test_texts_and_pictures_are_answered_as_by_one_rank(tmp_path: Path, name: str, layout: Layout) -> None:
     make_vlm(tmp_path, name)
     plans = assert_shared(layout, tmp_path, SHARED, requests(tmp_path), WIDE)
     assert sum(len(plan.encode.slots) for plan in plans) == 2
 
 
-@pytest.mark.parametrize(("name", "layout"), [("llama", BOTH), ("mixture", PAIR), ("llava", PAIR)])
+@pytest.mark.parametrize(("name", "layout"), [("llama", BOTH), ("mixture", STAGES), ("llava", PAIR)])
 def test_greedy_tokens_of_fifty_prompts_are_those_of_one_rank(tmp_path: Path, name: str, layout: Layout) -> None:
     runtime, config = replace(SHARED, max_model_len=256, num_kv_blocks=400), replace(MANY, block_size=32)
     steps = recorded_fifty(tmp_path, name, replace(runtime, context_parallel_size=1), config)
     assert_same_tokens(run_by(layout, tmp_path, runtime, [plan for plan, _ in steps], config), steps)
 
 
-@pytest.mark.parametrize("method", ["self", "draft", "mtp"])
-def test_ranks_draft_together(tmp_path: Path, method: SpeculativeMethod) -> None:
+@pytest.mark.parametrize(("method", "layout"), [("self", PAIR), ("draft", PAIR), ("mtp", STAGES)])
+def test_ranks_draft_together(tmp_path: Path, method: SpeculativeMethod, layout: Layout) -> None:
     config = replace(WIDE, speculative_config=make_drafting(tmp_path, method))
     asked = [
         Request(seq_id=index, prompt_ids=ints(text), sampling=SamplingParams(max_tokens=40, temperature=0.0))
         for index, text in enumerate(([9] * 20, list(range(3, 40))))
     ]
-    plans = assert_shared(PAIR, tmp_path / "model", replace(SHARED, max_model_len=256), asked, config)
+    plans = assert_shared(layout, tmp_path / "model", replace(SHARED, max_model_len=256), asked, config)
     assert any(plan.by_draft_model for plan in plans)
 
 
