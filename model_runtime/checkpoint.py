@@ -4,11 +4,13 @@ or a GGUF file. Called by the executor, engine and worker processes.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from model_runtime.architecture import ModelConfig
+from model_runtime.blocks.expert_exchange import ExpertExchange
 from model_runtime.device import activation_dtype
 from model_runtime.hf_config import read_hf_config
 from model_runtime.image_side import ImageSide, LoadedVision, load_image_side, read_image_side
@@ -17,7 +19,7 @@ from model_runtime.models.decoder import TIED_HEAD_KEY, Decoder, decoder_table
 from model_runtime.models.next_token import SHARED, next_token_prefix, next_token_table
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives
-from model_runtime.share import Share, split
+from model_runtime.share import Share, split, whole_experts_of
 from model_runtime.stages import stage_layers
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
@@ -156,6 +158,17 @@ def _types(parameters: Parameters, device: torch.device, precision: Precision) -
     return dtype, torch.float16 if parameters.integer_rows and dtype == torch.float32 else dtype
 
 
+def _share(
+    config: ModelConfig, collectives: Collectives, sharers: Collectives, whole_experts: bool
+) -> tuple[Share, ExpertExchange | None]:
+    """What this rank has, and how it asks `sharers` for what their experts make of its rows."""
+    if not whole_experts or collectives.size > 1 or sharers.size == 1:
+        return split(config, collectives.size, whole_experts=whole_experts)[collectives.rank], None
+    parts = whole_experts_of(config, sharers.size)
+    share = replace(split(config, 1)[0], experts=parts[sharers.rank])
+    return share, ExpertExchange(sharers, [part.count for part in parts])
+
+
 def _numbers(table: list[Parameter]) -> int:
     return sum(parameter.rows * (parameter.columns or 1) for parameter in table)
 
@@ -173,28 +186,26 @@ def load_model(
     whole_experts: bool = False,
     stage: int = 0,
     num_stages: int = 1,
+    sharers: Collectives | None = None,
 ) -> LoadedModel:
     """Load a checkpoint, or of many ranks this one's share. `progress` is told the finished share of the weights, 0 to
     1. `length` is given `Decoder.own`, the bytes of the weights and `LoadedModel.kv_type`, and answers how many
     positions the decoder needs tables for. `precision` is that of the decoder; the image side is always exact. `cache`
     is a folder for prepared weights of the decoder; only for weights in this machine's memory. With `whole_experts` a
-    rank has some experts instead of columns of all. Of `num_stages` that divide the layers, the first has all else.
-    Raises CheckpointError for a checkpoint that is missing, damaged, inconsistent or not supported, PlanError for one
-    that cannot be divided among the ranks.
+    rank has some instead of columns of all, or, if it shares no layers, instead of all that `sharers` of its sequences
+    have. Of `num_stages` that divide the layers, the first has all else. Raises CheckpointError for a checkpoint that
+    is missing, damaged or not supported, PlanError for one that cannot be divided among the ranks.
     """
     opened, collectives = _open(path), Alone() if collectives is None else collectives
     config, table, side = opened.config, decoder_table(opened.config), None if stage else opened.side
-    layers = stage_layers(config, num_stages)[stage]
-    share = split(config, collectives.size, whole_experts=whole_experts)[collectives.rank].of_stage(layers, num_stages)
+    share, exchange = _share(config, collectives, sharers or Alone(), whole_experts)
+    share = share.of_stage(stage_layers(config, num_stages)[stage], num_stages)
     decoder_count = _numbers(table)
     count = decoder_count + (0 if side is None else side.num_parameters)
     done = _Progress(progress, count)
-
-    def load() -> Parameters:
-        return load_parameters(
-            table, opened.source, ops, device, lambda key: _ignorable(config, key), done.add, share, precision
-        )
-
+    load = partial(
+        load_parameters, table, opened.source, ops, device, partial(_ignorable, config), done.add, share, precision
+    )
     parameters = load() if cache is None else PreparedWeights(cache, _files(path), table, precision, share).get(load)
     done.reach(decoder_count)
     vision = None if side is None else load_image_side(side, ops, device, done.add)
@@ -203,7 +214,7 @@ def load_model(
     positions = length(share.narrowed(config), weight_bytes, kv_type)
     return LoadedModel(
         config=config,
-        decoder=Decoder(config, parameters, ops, device, positions, dtype, collectives, share),
+        decoder=Decoder(config, parameters, ops, device, positions, dtype, collectives, share, exchange),
         vision=vision,
         weight_bytes=weight_bytes,
         all_stages_bytes=weight_bytes * decoder_count // _numbers([part for part in table if part.is_in_stage(share)]),

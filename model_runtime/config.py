@@ -115,7 +115,11 @@ class RuntimeConfig:
         },
     )
     enable_expert_parallel: bool = field(
-        default=False, metadata={"help": "give each rank some experts of a mixture instead of columns of all"}
+        default=False,
+        metadata={
+            "help": "give each rank some experts of a mixture instead of columns of all; where ranks share no layers, "
+            "instead of all"
+        },
     )
     nnodes: int = field(
         default=1,
@@ -142,11 +146,6 @@ class RuntimeConfig:
                 raise ValueError(f"{name} must be from 1 to {MAX_RANKS}")
         if self.num_ranks > MAX_RANKS:
             raise ValueError(f"{' times '.join(sizes)} must be at most {MAX_RANKS}")
-        if self.enable_expert_parallel and self.context_parallel_size > 1 and self.tensor_parallel_size == 1:
-            raise ValueError(
-                "enable_expert_parallel divides experts among ranks that share layers: with sequences "
-                "shared it needs tensor_parallel_size above 1"
-            )
         if self.nnodes < 1 or self.num_ranks % self.nnodes:
             raise ValueError("nnodes must divide the number of ranks")
         if not 0 <= self.node_rank < self.nnodes:

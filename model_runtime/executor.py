@@ -139,6 +139,7 @@ def load_runner(
         _weight_cache(runtime, plain_ops),
         ranks.mesh.tensor,
         whole_experts=runtime.enable_expert_parallel,
+        sharers=ranks.mesh.context,
         stage=ranks.mesh.layout.stage,
         num_stages=ranks.mesh.layout.pipeline_size,
     )

@@ -13,6 +13,8 @@ from vision.encoder.model import GROUP_PATCHES
 from vision.tower_config import PackedConfig, VisionTowerConfig
 
 FLOAT_BYTES = 4
+EXCHANGED_ROWS = 1024
+"""That come to a rank at once to be computed by its experts."""
 SAMPLER_FLOATS = 18
 """Floats per logit that sampling takes at its peak where plain torch does it: the logits, a copy with bias and
 penalties, probabilities, and the int64 weights, ids, sums and differences of a full sort (top_p on a flat
@@ -137,7 +139,15 @@ def _step_bytes(config: ModelConfig, runtime: RuntimeConfig, scheduler: Schedule
     # of each sequence one rank may have up to a block more than the others
     own = min(tokens, -(-tokens // ranks) + scheduler.max_num_seqs * scheduler.block_size)
     own_bytes = activation_bytes(config, own, scheduler.max_sampled_rows)
-    return own_bytes + shared_attention_bytes(config, tokens, own * ranks)
+    exchange = expert_exchange_bytes(config) if runtime.enable_expert_parallel else 0
+    return own_bytes + exchange + shared_attention_bytes(config, tokens, own * ranks)
+
+
+def expert_exchange_bytes(config: ModelConfig) -> int:
+    """What experts take that compute rows of other ranks: rows that go and come, twice, and what an expert makes."""
+    if config.experts is None:
+        return 0
+    return FLOAT_BYTES * EXCHANGED_ROWS * (6 * config.hidden_size + 3 * config.experts.intermediate_size)
 
 
 def shared_attention_bytes(config: ModelConfig, tokens: int, parts: int) -> int:

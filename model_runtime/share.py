@@ -26,6 +26,8 @@ COLUMNS = 32
 TOKENS = 16
 """The same of the vocabulary, whose rows are packed in panels."""
 
+NO_EXPERTS = "the model has no experts: leave enable_expert_parallel out"
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -126,6 +128,15 @@ def split(config: ModelConfig, size: int, *, whole_experts: bool = False) -> tup
     )
 
 
+def whole_experts_of(config: ModelConfig, size: int) -> list[Part]:
+    """Which experts are whose among ranks that have all else of their layers. Raises PlanError."""
+    if config.experts is None:
+        raise PlanError(NO_EXPERTS)
+    if (count := config.experts.num_experts) < size:
+        raise PlanError(f"{count} experts cannot be divided among {size} ranks: set context_parallel_size to less")
+    return _parts(_divided(count, size), count)
+
+
 def _check(config: ModelConfig, size: int, whole_experts: bool) -> None:
     counts = {"query heads": config.num_heads, "tokens": config.vocab_size, "columns": config.intermediate_size}
     if config.experts is not None:
@@ -133,7 +144,7 @@ def _check(config: ModelConfig, size: int, whole_experts: bool) -> None:
         counts["columns of an expert"] = size if whole_experts else config.experts.intermediate_size
         counts["experts"] = config.experts.num_experts if whole_experts else size
     elif whole_experts:
-        raise PlanError("the model has no experts: leave enable_expert_parallel out")
+        raise PlanError(NO_EXPERTS)
     if config.qk_norm == "row":
         counts["key/value heads that are normalised together"] = config.num_kv_heads
     for what, count in counts.items():

@@ -137,7 +137,6 @@ def test_sizes(text: str, size: int) -> None:
         (["--pipeline-parallel-size", "0"], {}, "pipeline_parallel_size must be from 1 to 64"),
         (["--context-parallel-size", "65"], {}, "context_parallel_size must be from 1 to 64"),
         (["--tensor-parallel-size", "5", "--pipeline-parallel-size", "13"], {}, "must be at most 64"),
-        (["--context-parallel-size", "2", "--enable-expert-parallel"], {}, "it needs tensor_parallel_size above 1"),
         (["--pipeline-parallel-size", "3", "--nnodes", "2"], {}, "nnodes must divide the number of ranks"),
         (["--tensor-parallel-size", "4", "--nnodes", "3"], {}, "nnodes must divide the number of ranks"),
         (["--node-rank", "1"], {}, "node_rank must be from 0 to 0"),

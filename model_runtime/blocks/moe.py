@@ -3,9 +3,10 @@ with less: without groups, bias or shared block, or with softmax for scores (Mix
 decoder, engine and worker processes.
 
 A token's result does not depend on the other tokens of the step: the router works row by row in exact or compiled
-operations, and a token's experts are added up in ascending order, whichever tokens they compute beside it. Ranks have
-parts of all experts, or some of them wholly (expert parallelism); each adds up what it has of the experts and of the
-shared block, and the sum over ranks is one.
+operations, and a token's experts are added up in ascending order, whichever tokens they compute beside it. Ranks that
+share layers have parts of all experts, or some of them wholly (expert parallelism); each adds up what it has of the
+experts and of the shared block, and the sum over ranks is one. Ranks that share sequences have all experts, or some of
+them wholly; then rows travel (`expert_exchange.py`).
 
 Legend: T tokens, C hidden size, N experts in G groups of M, K experts chosen for a token from J groups, P pairs of a
 token and an expert.
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.architecture import Experts, ModelConfig
+from model_runtime.blocks.expert_exchange import ExpertExchange
 from model_runtime.blocks.mlp import MLP, mlp_table
 from model_runtime.ops.registry import Ops
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table
@@ -59,14 +61,19 @@ class Route:
     """int64, ascending in each row."""
     weight_TK: Tensor
 
-    def shares(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(expert, rows [P], weights [P, 1]) of each expert that has tokens, in ascending order."""
-        num_chosen = self.expert_TK.shape[1]
+    def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Experts [P], ascending, with the rows [P] that each computes, and their weights [P, 1]."""
         sorted_P, pair_P = self.expert_TK.flatten().sort(stable=True)
-        experts, counts = (found.tolist() for found in torch.unique_consecutive(sorted_P, return_counts=True))
-        weight_P1 = self.weight_TK.flatten()[pair_P, None]
-        row_P = pair_P // num_chosen
-        return zip(experts, torch.split(row_P, counts), torch.split(weight_P1, counts), strict=True)
+        return sorted_P, pair_P // self.expert_TK.shape[1], self.weight_TK.flatten()[pair_P, None]
+
+
+def _by_expert(expert_P: Tensor) -> Iterator[tuple[int, slice]]:
+    """(expert, its places) of experts in ascending order."""
+    start = 0
+    experts, counts = (found.tolist() for found in torch.unique_consecutive(expert_P, return_counts=True))
+    for expert, count in zip(experts, counts, strict=True):
+        yield expert, slice(start, start + count)
+        start += count
 
 
 def route(ops: Ops, logits_TN: Tensor, choice_bias_N: Tensor | None, experts: Experts) -> Route:
@@ -95,8 +102,11 @@ def _in_best_groups(choice_TN: Tensor, experts: Experts) -> Tensor:
 class MixtureOfExperts:
     """The shared block's output, if there is one, and, weighted, those of the experts that the router chooses."""
 
-    def __init__(self, config: ModelConfig, name: str, parameters: Parameters) -> None:
-        self.config = _experts(config)
+    def __init__(
+        self, config: ModelConfig, name: str, parameters: Parameters, exchange: ExpertExchange | None = None
+    ) -> None:
+        """`exchange`: experts that this rank has not are asked of the others, which have other rows."""
+        self.config, self._exchange = _experts(config), exchange
         self.router = parameters.linear(f"{name}.router")
         self.choice_bias_N = parameters.vectors.get(f"{name}.choice_bias")
         names = {index: f"{name}.experts.{index}" for index in range(self.config.num_experts)}
@@ -114,14 +124,35 @@ class MixtureOfExperts:
         wide_TC = x_TC.to(torch.promote_types(x_TC.dtype, torch.float32))
         logits_TN = ops.linear(wide_TC, self.router.weight, self.router.bias)
         out_TC = self._shared(ops, x_TC, wide_TC)
-        for expert, row_P, weight_P1 in route(ops, logits_TN, self.choice_bias_N, self.config).shares():
-            if expert not in self.experts:
-                continue
-            self.tokens += len(row_P)
-            # no row comes twice, so each gets one addition here
-            share_PC = self.experts[expert].forward(ops, x_TC[row_P]) * weight_P1
-            out_TC.index_add_(0, row_P, share_PC.to(out_TC.dtype))
+        expert_P, row_P, weight_P1 = route(ops, logits_TN, self.choice_bias_N, self.config).pairs()
+        for some, result_C in self._results(ops, x_TC, expert_P, row_P):
+            # of an expert's pairs no row comes twice, so each gets one addition here
+            share_C = result_C * weight_P1[some]
+            out_TC.index_add_(0, row_P[some], share_C.to(out_TC.dtype))
         return out_TC
+
+    def _results(self, ops: Ops, x_TC: Tensor, expert_P: Tensor, row_P: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """(places of pairs, the outputs of the expert that they have in common), experts in ascending order."""
+        if self._exchange is None:
+            for expert, some in _by_expert(expert_P):
+                if expert in self.experts:
+                    yield some, self._expert(ops, expert, x_TC[row_P[some]])
+            return
+
+        def compute(rows_QC: Tensor, expert_Q: Tensor) -> Tensor:
+            sorted_Q, place_Q = expert_Q.sort(stable=True)
+            out_QC = torch.empty_like(rows_QC)
+            for expert, some in _by_expert(sorted_Q):
+                out_QC[place_Q[some]] = self._expert(ops, expert, rows_QC[place_Q[some]])
+            return out_QC
+
+        for round_, result_C in self._exchange.rounds(x_TC, expert_P, row_P, compute):
+            for _, some in _by_expert(expert_P[round_]):
+                yield slice(round_.start + some.start, round_.start + some.stop), result_C[some]
+
+    def _expert(self, ops: Ops, expert: int, rows_C: Tensor) -> Tensor:
+        self.tokens += len(rows_C)
+        return self.experts[expert].forward(ops, rows_C)
 
     def _shared(self, ops: Ops, x_TC: Tensor, wide_TC: Tensor) -> Tensor:
         """[T, C]: what every token gets; zeros without a shared block."""

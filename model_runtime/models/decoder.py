@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch, ImageRows
+from model_runtime.blocks.expert_exchange import ExpertExchange
 from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.blocks.rope import Rotations, rope_table
 from model_runtime.kv_store import KVLayer
@@ -55,6 +56,7 @@ class Decoder:
         dtype: torch.dtype = torch.float32,
         collectives: Collectives | None = None,
         share: Share | None = None,
+        exchange: ExpertExchange | None = None,
     ) -> None:
         """`dtype` is that of hidden states; the compiled CPU operations know float32 only. `parameters` are those of
         `share`; without it there is one rank."""
@@ -70,8 +72,10 @@ class Decoder:
         """None, as is the output matrix, where the first layer is in another stage."""
         self.own = self.share.narrowed(config)
         """Of this rank's share of the layers."""
+        self.exchange = exchange
+        """Of experts that are divided among ranks with other rows."""
         own_layers = range(self.share.layers.start, self.share.layers.stop)
-        self.layers = [Layer(self.own, layer, parameters, self.collectives) for layer in own_layers]
+        self.layers = [Layer(self.own, layer, parameters, self.collectives, exchange) for layer in own_layers]
         self.stack = layer_stack(ops, self.layers, self.collectives)
         self.norm_C = parameters.vectors["norm"]
         self.head = self.embedding if config.tie_word_embeddings else parameters.matrices.get("head")

@@ -12,6 +12,7 @@ from torch import Tensor
 from model_runtime.architecture import ModelConfig, NormPlaces
 from model_runtime.batch import Batch
 from model_runtime.blocks.attention import Attention, attention_table
+from model_runtime.blocks.expert_exchange import ExpertExchange
 from model_runtime.blocks.mla import LatentAttentionBlock, latent_attention_table
 from model_runtime.blocks.mlp import MLP, mlp_table
 from model_runtime.blocks.moe import MixtureOfExperts, moe_table
@@ -64,8 +65,15 @@ def _has_experts(config: ModelConfig, layer: int) -> bool:
 class Layer:
     """x + attention(norm(x)), then x + mlp(norm(x)); the norms are where `NormPlaces` says."""
 
-    def __init__(self, config: ModelConfig, layer: int, parameters: Parameters, collectives: Collectives) -> None:
-        """`config` is as wide as this rank's part of the layer."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        parameters: Parameters,
+        collectives: Collectives,
+        exchange: ExpertExchange | None = None,
+    ) -> None:
+        """`config` is as wide as this rank's part of the layer; `exchange` as in `MixtureOfExperts`."""
         self._collectives = collectives
         name, vectors = f"layers.{layer}", parameters.vectors
         self.norm, self.eps = config.norm, config.rms_norm_eps
@@ -79,8 +87,11 @@ class Layer:
             self.attention = LatentAttentionBlock(config, f"{name}.attention", parameters)
         self.attention_result_norm_C = vectors.get(f"{name}.attention_result_norm")
         self.mlp_norm_C = vectors.get(f"{name}.mlp_norm")
-        feed_forward = MixtureOfExperts if _has_experts(config, layer) else MLP
-        self.mlp = feed_forward(config, f"{name}.mlp", parameters)
+        self.mlp: MixtureOfExperts | MLP
+        if _has_experts(config, layer):
+            self.mlp = MixtureOfExperts(config, f"{name}.mlp", parameters, exchange)
+        else:
+            self.mlp = MLP(config, f"{name}.mlp", parameters)
         self.mlp_result_norm_C = vectors.get(f"{name}.mlp_result_norm")
 
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:

@@ -41,7 +41,7 @@ class NextTokenLayer:
 
     def __init__(self, decoder: Decoder, parameters: Parameters, states_SC: Tensor) -> None:
         self._decoder, self._states_SC = decoder, states_SC
-        self._layer = Layer(decoder.own, decoder.config.num_layers, parameters, decoder.collectives)
+        self._layer = Layer(decoder.own, decoder.config.num_layers, parameters, decoder.collectives, decoder.exchange)
         self._token_norm_C, self._state_norm_C = parameters.vectors["enorm"], parameters.vectors["hnorm"]
         self._head_norm_C = parameters.vectors["shared_head.norm"]
         self._joined = parameters.linear("eh_proj")

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import make_batch
+from model_runtime.blocks import expert_exchange
+from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.checkpoint import load_model
 from model_runtime.layout import Layout
+from model_runtime.models.decoder import Decoder
 from model_runtime.ops import load_ops
 from model_runtime.ops.program import LayerProgram
 from model_runtime.parallel import Mesh
@@ -26,11 +29,21 @@ CASES = ["llama", "uneven", "a cut group", "qwen3", "gemma 3", "deepseek", "gpt-
 class SharedRun(PagedRun):
     """As its base, by a rank of a context group."""
 
-    def __init__(self, folder: Path, kernels: str, mesh: Mesh, *, eager: bool = False) -> None:
+    def __init__(
+        self, folder: Path, kernels: str, mesh: Mesh, *, eager: bool = False, whole_experts: bool = False
+    ) -> None:
         self.sequences = SharedSequences(mesh.context, WIDTH)
         ops = self.sequences.ops(load_ops(DEVICE, kernels))
         ops = replace(ops, layer_program=lambda layers, ranks, sharers: None) if eager else ops
-        loaded = load_model(folder, ops, DEVICE, lambda done: None, collectives=mesh.tensor)
+        loaded = load_model(
+            folder,
+            ops,
+            DEVICE,
+            lambda done: None,
+            collectives=mesh.tensor,
+            whole_experts=whole_experts,
+            sharers=mesh.context,
+        )
         super().__init__(loaded.decoder, WIDTH)
         self.block_size = self.sequences.stripes.block_size
 
@@ -106,3 +119,29 @@ def test_a_text_is_the_same_alone_and_beside_others_and_in_any_chunks(tmp_path: 
     together = on_ranks(tmp_path, "auto", layout)
     for index, text in TEXTS.items():
         assert torch.equal(on_ranks(tmp_path, "auto", layout, {index: text}, chunk=7)[index], together[index])
+
+
+@pytest.mark.parametrize(("size", "kernels"), [(2, "auto"), (3, "auto"), (2, "reference")])
+@pytest.mark.parametrize("name", ["deepseek", "gpt-oss"])
+def test_experts_divided_among_ranks_give_what_all_give(
+    tmp_path: Path, name: str, size: int, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With compiled operations bit for bit; in rounds of a few rows, every pair of a token and an expert once."""
+    tolerance = 0.0 if kernels == "auto" else TOLERANCE
+    monkeypatch.setattr(expert_exchange, "EXCHANGED_ROWS", 10)
+    make(tmp_path, name)
+
+    def both(mesh: Mesh) -> list[tuple[dict[int, Tensor], Decoder]]:
+        runs = [SharedRun(tmp_path, kernels, mesh, whole_experts=whole) for whole in (False, True)]
+        return [(logits(run, TEXTS), run.decoder) for run in runs]
+
+    on_mesh = mesh_on_shared_memory if kernels == "auto" else mesh_on_threads
+    ranks = on_mesh(Layout(context_size=size), both)
+    for (all_here, _), (divided, _) in ranks:
+        assert max((divided[index] - all_here[index]).abs().max().item() for index in TEXTS) <= tolerance
+    assert sum(some[1].expert_tokens() for some, _ in ranks) == sum(some[1].expert_tokens() for _, some in ranks) > 0
+    mixtures = [[layer.mlp for layer in some[1].layers if isinstance(layer.mlp, MixtureOfExperts)] for _, some in ranks]
+    for layer in zip(*mixtures, strict=True):
+        experts = [index for mixture in layer for index in mixture.experts]
+        assert experts == list(range(layer[0].config.num_experts))
+        assert all(mixture.tokens > 0 for mixture in layer)

@@ -77,10 +77,16 @@ def test_texts_and_pictures_are_answered_as_by_one_rank(tmp_path: Path, name: st
     assert sum(len(plan.encode.slots) for plan in plans) == 2
 
 
-@pytest.mark.parametrize(("name", "layout"), [("llama", BOTH), ("mixture", STAGES), ("llava", PAIR)])
-def test_greedy_tokens_of_fifty_prompts_are_those_of_one_rank(tmp_path: Path, name: str, layout: Layout) -> None:
+@pytest.mark.parametrize(
+    ("name", "layout", "whole_experts"),
+    [("llama", BOTH, False), ("mixture", STAGES, False), ("mixture", PAIR, True), ("llava", PAIR, False)],
+)
+def test_greedy_tokens_of_fifty_prompts_are_those_of_one_rank(
+    tmp_path: Path, name: str, layout: Layout, whole_experts: bool
+) -> None:
     runtime, config = replace(SHARED, max_model_len=256, num_kv_blocks=400), replace(MANY, block_size=32)
     steps = recorded_fifty(tmp_path, name, replace(runtime, context_parallel_size=1), config)
+    runtime = replace(runtime, enable_expert_parallel=whole_experts)
     assert_same_tokens(run_by(layout, tmp_path, runtime, [plan for plan, _ in steps], config), steps)
 
 

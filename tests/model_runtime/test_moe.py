@@ -40,13 +40,12 @@ def test_router_treats_every_row_alike(experts: Experts) -> None:
         assert torch.equal(alone.weight_TK[0], together.weight_TK[row])
 
 
-def test_shares_hold_every_pair_once() -> None:
+def test_every_pair_is_there_once_in_the_order_of_experts() -> None:
     logits_TN = torch.randn(50, 12, generator=torch.Generator().manual_seed(5))
     routed = route(load_ops(DEVICE, "reference"), logits_TN, torch.zeros(12), EXPERTS)
-    dense_TN, experts = torch.zeros(50, 12), []
-    for expert, row_P, weight_P1 in routed.shares():
-        assert torch.equal(row_P, torch.unique(row_P))
-        dense_TN[row_P, expert] += weight_P1[:, 0]
-        experts.append(expert)
-    assert experts == sorted(set(experts))
+    expert_P, row_P, weight_P1 = routed.pairs()
+    assert torch.equal(expert_P, expert_P.sort().values)
+    for expert in range(12):
+        assert torch.equal(row_P[expert_P == expert], torch.unique(row_P[expert_P == expert]))
+    dense_TN = torch.zeros(50, 12).index_put((row_P, expert_P), weight_P1[:, 0], accumulate=True)
     assert torch.equal(dense_TN, torch.zeros(50, 12).scatter_(1, routed.expert_TK, routed.weight_TK))

@@ -6,7 +6,7 @@ import pytest
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.memory import PlanError
-from model_runtime.share import Axis, Part, Share, split
+from model_runtime.share import Axis, Part, Share, split, whole_experts_of
 from tests.model_runtime.deepseek import EXPERTS
 from tests.model_runtime.memory import MODEL
 
@@ -86,6 +86,15 @@ def test_columns_are_divided_evenly_whoever_has_more_heads() -> None:
     assert [share.feed_forward.count for share in split(SMOLLM2, 2)] == [768, 768]
     assert [share.feed_forward.count for share in split(SMOLLM2, 5)] == [320, 320, 320, 288, 288]
     assert [share.feed_forward.count for share in split(LLAMA, 4)] == [3584] * 4
+
+
+def test_whole_experts_of_ranks_that_share_no_layers() -> None:
+    parts = whole_experts_of(MIXTURE, 5)
+    assert [(part.start, part.stop) for part in parts] == [(0, 3), (3, 6), (6, 8), (8, 10), (10, 12)]
+    with pytest.raises(PlanError, match="12 experts cannot be divided among 13 ranks"):
+        whole_experts_of(MIXTURE, 13)
+    with pytest.raises(PlanError, match="the model has no experts"):
+        whole_experts_of(MODEL, 2)
 
 
 def test_whole_experts() -> None:
