@@ -22,6 +22,7 @@ from server.config import ServeConfig, from_json
 EXIT_BAD_CONFIGURATION = 2
 """A child's exit code for a fault that a restart cannot mend; its message is on standard error."""
 EXIT_ORPHANED = 3
+"""That of one whose supervisor or rank 0 has ended."""
 
 STDIN = 0
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -15,6 +15,7 @@ from typing import IO
 from model_runtime.config import RuntimeConfig
 from model_runtime.layout import layout_of
 from model_runtime.shared_memory import make_region
+from server.child import EXIT_ORPHANED
 from server.config import ProcessConfig, ServeConfig, to_json
 from server.pulse import PulseWatch
 
@@ -127,8 +128,7 @@ class EngineProcess:
             ]
             if not ended:
                 return None
-            # who was killed is the cause, who ended by itself missed it
-            self._ended = min(ended)
+            self._ended = cause(ended)
             self._kill_ranks()
         return self._ended[0]
 
@@ -171,6 +171,12 @@ class EngineProcess:
             rank.pulse.close()
         for path in self._run_dir.glob(f"g{self.generation}[-.]*"):
             path.unlink(missing_ok=True)
+
+
+def cause(ended: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Of ranks that have ended, each an exit code and a number, the one whose end was the end of the others: who was
+    killed before who ended by itself and so missed it, and that before who says that rank 0 had gone."""
+    return min(ended, key=lambda end: (end[0] == EXIT_ORPHANED, end))
 
 
 def describe(code: int) -> str:

@@ -8,9 +8,10 @@ import sys
 
 from model_runtime.group import place_of
 from model_runtime.memory import PlanError
+from model_runtime.transport import LeaderLost
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.worker import load_follower
-from server.child import EXIT_BAD_CONFIGURATION, start_child
+from server.child import EXIT_BAD_CONFIGURATION, EXIT_ORPHANED, start_child
 from server.engine_process import NICENESS, die_before_the_gateway
 from server.models import resolve_model
 from server.pulse import Pulse
@@ -28,7 +29,10 @@ def main() -> None:
     try:
         path = resolve_model(config.model).path
         follower = load_follower(path, config.runtime, config.scheduler, place, lambda: None)
+        follower.run(pulse.loop)
     except (CheckpointError, PlanError) as error:
         print(f"firstlight: rank {rank}: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)
-    follower.run(pulse.loop)
+    except LeaderLost as error:
+        print(f"firstlight: rank {rank}: {error}", file=sys.stderr)
+        sys.exit(EXIT_ORPHANED)
