@@ -3,6 +3,7 @@ table. Does not import torch.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from model_runtime.models.family import Family, sizes
 
@@ -21,43 +22,30 @@ GLM = Family(
     },
 )
 
+COHERE = Family(
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    is_layer_norm=True,
+    norm_places="parallel",
+    interleaved_rope=True,
+    scales=("logit_scale",),
+    refused={"use_qk_norm": False},
+    sizes=sizes(256000, 8192, 22528, 40, 64, 8192),
+    defaults={
+        "eos_token_id": 255001,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "tie_word_embeddings": True,
+    },
+)
+
 DENSE: Mapping[str, Family] = {
-    "cohere": Family(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        is_layer_norm=True,
-        norm_places="parallel",
-        interleaved_rope=True,
-        scales=("logit_scale",),
-        refused={"use_qk_norm": False},
-        sizes=sizes(256000, 8192, 22528, 40, 64, 8192),
-        defaults={
-            "eos_token_id": 255001,
-            "layer_norm_eps": 1e-5,
-            "logit_scale": 0.0625,
-            "rope_theta": 500000.0,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "cohere2": Family(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        is_layer_norm=True,
-        norm_places="parallel",
+    "cohere": replace(COHERE, defaults={**COHERE.defaults, "rope_theta": 500000.0}),
+    "cohere2": replace(
+        COHERE,
         windows="by_type",
         unrotated="whole_layers",
-        interleaved_rope=True,
-        scales=("logit_scale",),
-        refused={"use_qk_norm": False},
-        sizes=sizes(256000, 8192, 22528, 40, 64, 8192),
-        defaults={
-            "eos_token_id": 255001,
-            "layer_norm_eps": 1e-5,
-            "logit_scale": 0.0625,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-            "tie_word_embeddings": True,
-        },
+        defaults={**COHERE.defaults, "sliding_window": 4096, "sliding_window_pattern": 4},
     ),
     "exaone4": Family(
         qk_norm="head",

@@ -25,6 +25,7 @@ from vision.embedded.painter import Painter
 from vision.embedded.projector import Projector, start_from_words
 from vision.embedded.questions import questions
 from vision.embedded.scene import Scene
+from vision.embedded.schedule import share_of_rate
 from vision.embedded.tower import Tower
 from vision.embedded.turns import IMAGE_TOKEN, Turns, batch, encode, question_first, turns
 
@@ -54,11 +55,6 @@ class AlignConfig:
     def steps(self) -> int:
         """In all."""
         return self.scenes // self.batch
-
-    def rate(self, step: int) -> float:
-        """Share of the full rate at a step."""
-        falling = (self.steps - step) / max(1, self.steps * self.cooldown)
-        return max(0.0, min(1.0, (step + 1) / self.warmup_steps, falling))
 
 
 class Seer(torch.nn.Module):
@@ -173,7 +169,7 @@ class AlignRun:
         loss = F.cross_entropy(logits, wanted)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.trained.parameters(), 1.0)
-        share = config.rate(self.step)
+        share = share_of_rate(self.step, config.steps, config.warmup_steps, config.cooldown)
         for group, full in zip(self.optimizer.param_groups, (config.projector_rate, config.adapter_rate), strict=True):
             group["lr"] = full * share
         self.optimizer.step()

@@ -20,6 +20,7 @@ from vision.embedded.heads import Heads, losses, total
 from vision.embedded.measure import accuracies, icon_accuracy
 from vision.embedded.painter import Painter
 from vision.embedded.scene import Scene
+from vision.embedded.schedule import share_of_rate
 from vision.embedded.targets import targets
 from vision.embedded.tower import Tower, TowerConfig, start
 from vision.embedded.vocabulary import SCENES
@@ -55,11 +56,6 @@ class EncoderConfig:
     def steps(self) -> int:
         """In all."""
         return self.samples // self.batch
-
-    def rate(self, step: int) -> float:
-        """Share of the full rate at a step."""
-        falling = (self.steps - step) / max(1, self.steps * self.cooldown)
-        return max(0.0, min(1.0, (step + 1) / self.warmup_steps, falling))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +133,7 @@ class EncoderRun:
         parts = losses(logits, mask, targets(scenes, self.tower.config.patch))
         total(parts).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 2.0)
-        share = config.rate(self.step)
+        share = share_of_rate(self.step, config.steps, config.warmup_steps, config.cooldown)
         for optimizer, full in zip(self.optimizers, (config.muon_rate, config.adam_rate), strict=True):
             optimizer.param_groups[0]["lr"] = full * share
             optimizer.step()
