@@ -13,8 +13,10 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.checkpoint import LoadedModel, load_model, load_next_token_layer
 from model_runtime.config import RuntimeConfig
-from model_runtime.kv_store import KVLayer, allocate, bytes_per_block, storage_type
-from model_runtime.memory import FLOAT_BYTES, PlanError, model_length
+from model_runtime.kv_store import KVLayer, allocate, storage_type
+from model_runtime.memory import PlanError, model_length
+from model_runtime.memory_caches import bytes_per_block, cache_block_bytes
+from model_runtime.memory_steps import FLOAT_BYTES
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.next_token import NextTokenLayer
 from model_runtime.ops.registry import Ops
@@ -97,7 +99,7 @@ def load_draft(
     return DraftPart(
         loaded=loaded,
         weight_bytes=loaded.weight_bytes,
-        block_bytes=bytes_per_block(own.num_layers, own.num_kv_heads, own.head_dim, scheduler.block_size, kv_type),
+        block_bytes=cache_block_bytes(own, scheduler.block_size, kv_type),
         cost=loaded.weight_bytes / model.all_stages_bytes,
     )
 

@@ -26,19 +26,12 @@ from model_runtime.group import ALONE, Place, Ranks, meet
 from model_runtime.host import usable_cores
 from model_runtime.image_side import USUAL_SIDE
 from model_runtime.images import ImageStore
-from model_runtime.kv_store import allocate, bytes_per_block, storage_type
+from model_runtime.kv_store import allocate, storage_type
 from model_runtime.leading import OtherRanks
-from model_runtime.memory import (
-    FLOAT_BYTES,
-    ImageMemory,
-    PlanError,
-    PoolSize,
-    encode_bytes,
-    image_pixels,
-    rope_bytes,
-    size_pool,
-    step_tokens,
-)
+from model_runtime.memory import PlanError, PoolSize, size_pool
+from model_runtime.memory_caches import cache_block_bytes, rope_bytes
+from model_runtime.memory_images import ImageMemory, encode_bytes, image_pixels
+from model_runtime.memory_steps import FLOAT_BYTES, step_tokens
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Mesh
@@ -225,8 +218,7 @@ def _weight_cache(runtime: RuntimeConfig, ops: Ops) -> WeightCache | None:
 
 
 def _block_bytes(config: ModelConfig, runtime: RuntimeConfig, block_size: int, kv_type: torch.dtype) -> int:
-    dtype = storage_type(runtime.kv_cache_dtype, kv_type)
-    return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
+    return cache_block_bytes(config, block_size, storage_type(runtime.kv_cache_dtype, kv_type))
 
 
 def _size(

@@ -59,13 +59,6 @@ def storage_type(asked: KVCacheDtype, usual: torch.dtype) -> torch.dtype:
     return STORAGE_TYPES.get(asked, usual)
 
 
-def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
-    """Memory of one block over all layers: 2 (key, value) x layers x heads x tokens x (channels x bytes of a number,
-    and with int8 a float32 scale)."""
-    scale = torch.float32.itemsize if dtype == torch.int8 else 0
-    return 2 * num_layers * num_kv_heads * block_size * (head_dim * dtype.itemsize + scale)
-
-
 def allocate(
     *,
     num_layers: int,

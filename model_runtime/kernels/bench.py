@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch
-from model_runtime.kv_store import KVLayer, bytes_per_block, quantise
+from model_runtime.kv_store import KVLayer, quantise
+from model_runtime.memory_caches import bytes_per_block
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import HeadShape, Ops, PackedWeight, Scoring
 from model_runtime.quantized import QuantizedFormat, quantize

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model_runtime.batch import make_batch
 from model_runtime.checkpoint import LoadedModel, load_model
-from model_runtime.memory import activation_bytes
+from model_runtime.memory_steps import activation_bytes
 from model_runtime.ops import load_ops, set_threads
 from model_runtime.ops.registry import select
 from model_runtime.weights.errors import CheckpointError

@@ -12,7 +12,8 @@ from model_runtime.executor import Executor, load_executor, load_runner
 from model_runtime.group import Ranks
 from model_runtime.host import available_memory, usable_cores
 from model_runtime.layout import Layout
-from model_runtime.memory import PlanError, PoolSize, activation_bytes, size_pool
+from model_runtime.memory import PlanError, PoolSize, size_pool
+from model_runtime.memory_steps import activation_bytes
 from model_runtime.parallel import Mesh
 from model_runtime.share import split
 from model_runtime.shared_collectives import SharedMemoryCollectives

@@ -16,7 +16,7 @@ from model_runtime.checkpoint import LoadedModel, load_model, load_next_token_la
 from model_runtime.config import RuntimeConfig
 from model_runtime.draft import next_token_model
 from model_runtime.executor import load_executor
-from model_runtime.kv_store import bytes_per_block
+from model_runtime.memory_caches import bytes_per_block
 from model_runtime.ops import load_ops
 from model_runtime.runner import Runner
 from model_runtime.weights.errors import CheckpointError

@@ -1,0 +1,26 @@
+"""What the caches of layers take: a function for each kind of cache. Called by `executor.py` and `draft.py` when a
+model is loaded. Arithmetic only, on architectures as wide as a rank's share.
+"""
+
+import torch
+
+from model_runtime.architecture import ModelConfig
+from model_runtime.memory_steps import FLOAT_BYTES
+
+
+def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
+    """Memory of one block over all layers: 2 (key, value) x layers x heads x tokens x (channels x bytes of a number,
+    and with int8 a float32 scale)."""
+    scale = FLOAT_BYTES if dtype == torch.int8 else 0
+    return 2 * num_layers * num_kv_heads * block_size * (head_dim * dtype.itemsize + scale)
+
+
+def cache_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """What one block takes in all layers of an architecture. Those with a sliding window keep every token, too."""
+    return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
+
+
+def rope_bytes(config: ModelConfig) -> int:
+    """A cosine and a sine for each rotated pair of channels; at every position, and for each kind of layer."""
+    other = 0 if config.other_rope is None else config.other_rope.rotary_dim
+    return FLOAT_BYTES * (config.rope.rotary_dim + other)

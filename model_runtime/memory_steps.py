@@ -1,0 +1,90 @@
+"""What a step takes beside weights and caches: its temporary tensors, and those of exchanges between ranks.
+
+Called by `memory.py` and `executor.py` when a model is loaded. Arithmetic only, on architectures as wide as a rank's
+share; tests compare it with what real steps take.
+"""
+
+from model_runtime.architecture import ModelConfig
+from model_runtime.config import RuntimeConfig
+from scheduler.config import SchedulerConfig
+
+FLOAT_BYTES = 4
+EXCHANGED_ROWS = 1024
+"""That come to a rank at once to be computed by its experts."""
+SAMPLER_FLOATS = 18
+"""Floats per logit that sampling takes at its peak where plain torch does it: the logits, a copy with bias and
+penalties, probabilities, and the int64 weights, ids, sums and differences of a full sort (top_p on a flat
+distribution). Compiled, it takes about five for each token of the vocabulary and thread beside the logits."""
+
+
+def step_tokens(config: ModelConfig, scheduler: SchedulerConfig) -> int:
+    """The most tokens of a step: as configured, or what an image that must not be cut needs beside the sequences."""
+    whole = scheduler.max_num_seqs + config.image_span if config.image_span else 0
+    return max(scheduler.max_num_batched_tokens, whole)
+
+
+def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
+    """Peak of temporary tensors in a step of `tokens` tokens of which `rows` are sampled.
+
+    A layer holds the residual stream, its norm and a block's output, and what its blocks take; all through, the step's
+    own table of rotations if the model has M-RoPE. The logits, if there are any, come when the layers are done, with
+    the last hidden states still there.
+    """
+    table = config.rope.rotary_dim if config.rope.mrope_sections else 0
+    layer = tokens * (table + 3 * config.hidden_size + _block_floats(config))
+    head = tokens * config.hidden_size + (rows * config.vocab_size * SAMPLER_FLOATS if config.has_output else 0)
+    return FLOAT_BYTES * max(layer, head)
+
+
+def _block_floats(config: ModelConfig) -> int:
+    """Of a token, in the two blocks of a layer. The layer program has a place for each, since rows may be in different
+    ones; layers that run operation by operation have one block's at a time."""
+    blocks = _attention_floats(config), _feed_forward_floats(config)
+    return sum(blocks) if config.latent is None and config.experts is None else max(blocks)
+
+
+def _attention_floats(config: ModelConfig) -> int:
+    """Of a token: fused q, k, v and the mixed heads. Latent attention makes queries, then keys and values, from a short
+    vector and its norm, before it puts them there."""
+    query = config.num_heads * config.head_dim
+    if config.latent is None:
+        return 2 * query + 2 * config.num_kv_heads * config.head_dim
+    latent, rotated = config.latent, config.rope.rotary_dim
+    made = config.num_heads * (config.head_dim - rotated + latent.value_dim) + 2 * latent.latent_rank + rotated
+    return 3 * query + max(latent.query_rank + max(query, latent.query_rank), made)
+
+
+def _feed_forward_floats(config: ModelConfig) -> int:
+    """Of a token: gate, up and their product. All tokens may choose the same expert, which takes a copy of them and has
+    an output of its own."""
+    if config.experts is None:
+        return 3 * config.intermediate_size
+    widest = max(config.intermediate_size, config.experts.shared_size)
+    return max(3 * widest, 3 * config.experts.intermediate_size + 2 * config.hidden_size)
+
+
+def step_bytes(config: ModelConfig, runtime: RuntimeConfig, scheduler: SchedulerConfig) -> int:
+    """Of the largest step."""
+    tokens, ranks = step_tokens(config, scheduler), runtime.context_parallel_size
+    if ranks == 1:
+        return activation_bytes(config, tokens, scheduler.max_sampled_rows)
+    # of each sequence one rank may have up to a block more than the others
+    own = min(tokens, -(-tokens // ranks) + scheduler.max_num_seqs * scheduler.block_size)
+    own_bytes = activation_bytes(config, own, scheduler.max_sampled_rows)
+    exchange = expert_exchange_bytes(config) if runtime.enable_expert_parallel else 0
+    return own_bytes + exchange + shared_attention_bytes(config, tokens, own * ranks)
+
+
+def expert_exchange_bytes(config: ModelConfig) -> int:
+    """What experts take that compute rows of other ranks: rows that go and come, twice, and what an expert makes."""
+    if config.experts is None:
+        return 0
+    return FLOAT_BYTES * EXCHANGED_ROWS * (6 * config.hidden_size + 3 * config.experts.intermediate_size)
+
+
+def shared_attention_bytes(config: ModelConfig, tokens: int, parts: int) -> int:
+    """What attention of a step over the keys of several ranks takes beside: queries of all rows, their states of this
+    rank's keys, and `parts` states of its own rows. In the end, all hidden states, as they came and in order."""
+    state = config.num_heads * (config.head_dim + 2)
+    attention = tokens * (config.num_heads * config.head_dim + state) + parts * state
+    return FLOAT_BYTES * max(attention, 2 * tokens * config.hidden_size)
