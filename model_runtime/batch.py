@@ -1,6 +1,6 @@
 """A StepPlan as tensors: the ragged batch that every layer sees. Engine and worker processes.
 
-Legend: S sequences, T tokens of the step, B tokens in a KV block.
+Legend: S sequences, T tokens of the step, B tokens in a KV block, G runs of rows between two states.
 """
 
 from dataclasses import dataclass
@@ -60,6 +60,18 @@ class SharedRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """The `StateRuns` of a plan. All tensors are int32, in host memory."""
+
+    starts_G1: Tensor
+    """[G + 1]: rows of run g are starts[g] .. starts[g + 1] - 1."""
+    reads_G: Tensor
+    """[G]: slot of the state before the first row, or NO_STATE."""
+    writes_G: Tensor
+    """[G]: slot for the state behind the last row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Sequences of different lengths, concatenated without padding. All tensors are int32 unless said."""
 
@@ -89,6 +101,8 @@ class Batch:
     where the keys of sequence s would begin if those of all stood in a row."""
     max_query_len: int = 0
     """On a GPU, which would make the CPU wait if it were asked: the most tokens that a sequence has in this step."""
+    runs: Runs | None = None
+    """For a model with layers that go through a text with a state."""
     shared: SharedRows | None = None
     """Where ranks share sequences (`stripes`): then all else is of this rank's rows and keys alone."""
 
@@ -128,6 +142,18 @@ def _rope_positions(plan: StepPlan) -> Tensor | None:
     return torch.frombuffer(plan.rope_positions, dtype=torch.int32).view(-1, 3)
 
 
+def _runs(plan: StepPlan) -> Runs | None:
+    states = plan.states
+    if not states.ends:
+        return None
+    assert states.ends[-1] == len(plan.token_ids), "runs must cover the rows of a step"
+    return Runs(
+        starts_G1=torch.tensor([0, *states.ends], dtype=torch.int32),
+        reads_G=torch.frombuffer(states.reads, dtype=torch.int32),
+        writes_G=torch.frombuffer(states.writes, dtype=torch.int32),
+    )
+
+
 def make_batch(
     plan: StepPlan,
     block_size: int,
@@ -162,4 +188,5 @@ def make_batch(
         rope_positions_T3=_rope_positions(plan),
         visible_ends_T=None if visible is None else torch.from_numpy(visible),
         images=images,
+        runs=_runs(plan),
     )

@@ -4,7 +4,7 @@ one before computes the next. Arithmetic only; every stage cuts alike. Engine an
 A row does not depend on which part it is in: keys of earlier rows of its sequence are written by the time that a stage
 comes to it.
 
-Legend: T tokens of the step, S sequences.
+Legend: T tokens of the step, S sequences, G runs of rows between two states.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from math import sqrt
 
 import torch
 
-from model_runtime.batch import Batch, ImageRows
+from model_runtime.batch import Batch, ImageRows, Runs
 
 FIXED_ROWS = 8
 """A part of n rows takes as long as FIXED_ROWS + n rows would, were there nothing else."""
@@ -60,6 +60,20 @@ def part(batch: Batch, rows: range) -> Batch:
         rope_positions_T3=None if batch.rope_positions_T3 is None else batch.rope_positions_T3[where],
         visible_ends_T=None if batch.visible_ends_T is None else batch.visible_ends_T[where],
         images=tuple(cut for images in batch.images if (cut := _image_rows(images, rows)) is not None),
+        runs=None if batch.runs is None else _runs(batch.runs, rows),
+    )
+
+
+def _runs(runs: Runs, rows: range) -> Runs:
+    """Those that have some of `rows`. One that is cut leaves its state where the whole one would, and goes on from
+    there."""
+    starts_G, ends_G = runs.starts_G1[:-1], runs.starts_G1[1:]
+    inside_G = (starts_G < rows.stop) & (ends_G > rows.start)
+    starts_G, writes_G = starts_G[inside_G], runs.writes_G[inside_G]
+    return Runs(
+        starts_G1=torch.cat((starts_G, ends_G[inside_G][-1:])).clamp(rows.start, rows.stop) - rows.start,
+        reads_G=torch.where(starts_G < rows.start, writes_G, runs.reads_G[inside_G]),
+        writes_G=writes_G,
     )
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from scheduler.plan import INT, ImageJobs, ImagePixels, ImageSpans, PoolRows, SampleRows, ScoreRows, StepPlan
+from scheduler.plan import INT, ImageJobs, ImagePixels, ImageSpans, PoolRows, SampleRows, ScoreRows, StateRuns, StepPlan
 
 Frame = bytes | memoryview
 ITEM = array(INT).itemsize
-NUM_BUFFERS = 20
+NUM_BUFFERS = 23
 
 
 class FrameError(Exception):
@@ -56,13 +56,14 @@ def _buffers(plan: StepPlan) -> "tuple[array[int], ...]":
         *(jobs.slots, jobs.num_embeddings),
         *(spans.rows, spans.lengths, spans.slots, spans.firsts, spans.starts, spans.ends),
         *(plan.sample.rows, plan.score.rows, plan.free_blocks, plan.state_slots),
-        *(plan.pool.rows, plan.pool.counts),
+        *(plan.pool.rows, plan.pool.counts, plan.states.ends, plan.states.reads, plan.states.writes),
     )
 
 
 def _plan(head: PlanHead, buffers: "Sequence[array[int]]", pixels: tuple[ImagePixels, ...]) -> StepPlan:
     token_ids, query_lens, kv_lens, tables, positions, drops, jobs, counts = buffers[:8]
-    rows, lengths, slots, firsts, starts, ends, sampled, scored, free, states, pooled, counted = buffers[8:]
+    rows, lengths, slots, firsts, starts, ends, sampled, scored, free, state_slots, pooled, counted = buffers[8:20]
+    run_ends, reads, writes = buffers[20:]
     return StepPlan(
         step_id=head.step_id,
         token_ids=token_ids,
@@ -76,8 +77,9 @@ def _plan(head: PlanHead, buffers: "Sequence[array[int]]", pixels: tuple[ImagePi
         sample=SampleRows(rows=sampled),
         score=ScoreRows(rows=scored),
         pool=PoolRows(rows=pooled, counts=counted),
+        states=StateRuns(ends=run_ends, reads=reads, writes=writes),
         free_blocks=free,
-        state_slots=states,
+        state_slots=state_slots,
         by_draft_model=head.by_draft_model,
     )
 

@@ -7,7 +7,7 @@ runtime keeps no per-request state.
 
 Legend: S sequences in the step, T tokens in the step, R rows that sample a token, M rows of these with a mask,
 V vocabulary, P prompt rows that are scored, N sequences that are pooled, C hidden size, J images to encode, E spans of
-image embeddings in the step.
+image embeddings in the step, G runs of rows between two states.
 """
 
 from array import array
@@ -24,6 +24,9 @@ NO_LOGPROBS = -1
 FAILED_TOKEN = -1
 """Token id in a `StepResult` for a row whose logits were not finite, or of which bans and mask left none: that sequence
 ends with an error, alone."""
+
+NO_STATE = -1
+"""In place of a state's slot: the state before the first token of a text."""
 
 LOGPROB_FLOOR = -9999.0
 """Log-probability reported for an impossible token: JSON has no infinity."""
@@ -171,6 +174,21 @@ class ImageSpans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateRuns:
+    """Where layers that go through a text with a state find it, and leave it. The step's rows are cut into runs, each
+    of one sequence and each but for its last where a state is kept. Every buffer has G entries, all empty for a model
+    without such layers."""
+
+    ends: "array[int]" = field(default_factory=ints)
+    """int32 [G], ascending: one past the last row of the run, which begins where the one before it ends."""
+    reads: "array[int]" = field(default_factory=ints)
+    """int32 [G]: slot of the state before its first row, or NO_STATE. A later run of the same sequence reads what the
+    run before it wrote; nothing else that is read is written in the step before."""
+    writes: "array[int]" = field(default_factory=ints)
+    """int32 [G]: slot for the state behind its last row; what was there is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """Everything the runtime does in one step. There are no phases: each sequence gets `query_lens[s]` tokens."""
 
@@ -196,6 +214,7 @@ class StepPlan:
     encode: ImageJobs = field(default_factory=ImageJobs)
     images: ImageSpans = field(default_factory=ImageSpans)
     pool: PoolRows = field(default_factory=PoolRows)
+    states: StateRuns = field(default_factory=StateRuns)
     free_blocks: "array[int]" = field(default_factory=ints)
     """int32: blocks with nothing in them that anybody will read, whose memory may go back to the system. Only in a plan
     without tokens, which computes nothing."""

@@ -28,6 +28,7 @@ SOURCES = (
     "elementwise.cpp",
     "attention.cpp",
     "shared_attention.cpp",
+    "delta.cpp",
     "layers.cpp",
     "sample.cpp",
     "pool.cpp",

@@ -76,6 +76,15 @@ INLINE v8 erf(v8 x) {
 
 INLINE v8 gelu(v8 x) { return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f)); }
 
+INLINE v8 sigmoid(v8 x) { return 1.0f / (1.0f + exp_v8(-x)); }
+
+// log(1 + e^x), of which the larger part is x itself where x is positive.
+INLINE v8 softplus(v8 x) {
+    v8 rest = exp_v8(-bit_copy<v8>(bit_copy<i8>(x) & 0x7fffffff));
+    for (int lane = 0; lane < 8; lane++) rest[lane] = std::log1p(rest[lane]);
+    return rest + select(x < 0.0f, splat<v8>(0.0f), x);
+}
+
 // y = activation(x) for `count` numbers.
 template <v8 activation(v8)> void activate(const float* x, int64_t count, float* y) {
     constexpr int64_t PIECE = 1024;
@@ -229,13 +238,16 @@ void fl_gelu_tanh_mul(const float* gate_up, int64_t rows, int64_t F, float* y) {
              [=](int64_t row) { gate_row<gelu_tanh>(gate_up + row * 2 * F, gate_up + row * 2 * F + F, F, y + row * F); });
 }
 
-// kind: 0 gelu, 1 gelu with tanh, 2 quick gelu, 3 silu, 4 tanh.
+// kind: 0 gelu, 1 gelu with tanh, 2 quick gelu, 3 silu, 4 tanh, 5 exp, 6 sigmoid, 7 softplus.
 void fl_activate(const float* x, int64_t kind, int64_t count, float* y) {
     if (kind == 0) activate<gelu>(x, count, y);
     if (kind == 1) activate<gelu_tanh>(x, count, y);
     if (kind == 2) activate<quick_gelu>(x, count, y);
     if (kind == 3) activate<silu>(x, count, y);
     if (kind == 4) activate<tanh_lanes<v8>>(x, count, y);
+    if (kind == 5) activate<exp_v8>(x, count, y);
+    if (kind == 6) activate<sigmoid>(x, count, y);
+    if (kind == 7) activate<softplus>(x, count, y);
 }
 
 int64_t fl_rope_and_cache(float* qkv, const float* cos, const float* sin, int64_t P, int64_t R, int64_t interleaved,

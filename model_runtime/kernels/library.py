@@ -33,6 +33,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "paged_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, N, N, N, N, N, N, N, F, N, F, P)),
     "partial_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, P, N, N, N, N, N, N, N, F, F)),
     "merge_attention": (None, (P, N, N, N, P)),
+    "short_conv": (N, (P, P, P, P, P, P, N, N, N, N, N, P, P)),
+    "delta_rule": (N, (P, P, P, P, P, P, P, N, N, N, N, N, N, N, N, P, P)),
     "workspace": (N, (P, N, N)),
     "shared_workspace": (N, (P, N, P)),
     "run_layers": (N, (P, P, N, P, P)),
@@ -66,6 +68,8 @@ class Library:
     paged_attention: Callable[..., Any]
     partial_attention: Callable[..., Any]
     merge_attention: Callable[..., Any]
+    short_conv: Callable[..., Any]
+    delta_rule: Callable[..., Any]
     workspace: Callable[..., Any]
     shared_workspace: Callable[..., Any]
     run_layers: Callable[..., Any]

@@ -12,6 +12,7 @@ from model_runtime.ops import (  # noqa: F401  they register them
     cpu_attention,
     cpu_sampling,
     cuda,
+    delta,
     program,
     reference,
     sampling,

@@ -23,7 +23,16 @@ STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How the kernels number the storage types."""
 QUANTIZED_STORAGE: Mapping[QuantizedFormat, int] = {"q8_0": 3, "q4_0": 4, "q4_1": 5}
 """The same for matrices of integers."""
-ACTIVATIONS: Mapping[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "silu": 3, "tanh": 4}
+ACTIVATIONS: Mapping[Activation, int] = {
+    "gelu": 0,
+    "gelu_tanh": 1,
+    "quick_gelu": 2,
+    "silu": 3,
+    "tanh": 4,
+    "exp": 5,
+    "sigmoid": 6,
+    "softplus": 7,
+}
 """How the kernels number the functions."""
 
 

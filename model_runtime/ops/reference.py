@@ -8,7 +8,8 @@ Legend: T tokens, K input features, N output features, H query heads, G key/valu
 E = (H + 2 G) D, F intermediate features, R rotated channels, B tokens in a block, Q queries and L keys of a sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -186,14 +187,23 @@ def gelu_tanh_mul(gate_up_T2F: Tensor) -> Tensor:
     return (torch.nn.functional.gelu(gate_TF, approximate="tanh") * up_TF).to(gate_up_T2F.dtype)
 
 
+PLAIN: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "silu": torch.nn.functional.silu,
+        "tanh": torch.tanh,
+        "exp": torch.exp,
+        "sigmoid": torch.sigmoid,
+        "softplus": torch.nn.functional.softplus,
+    }
+)
+
+
 @register("activate", "any")
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """gelu(x) is x times the normal distribution's function of x, or that with tanh."""
     wide = x.to(_wide(x.dtype))
-    if activation == "silu":
-        return torch.nn.functional.silu(wide).to(x.dtype)
-    if activation == "tanh":
-        return wide.tanh().to(x.dtype)
+    if activation in PLAIN:
+        return PLAIN[activation](wide).to(x.dtype)
     if activation == "quick_gelu":
         return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
     approximate = "tanh" if activation == "gelu_tanh" else "none"

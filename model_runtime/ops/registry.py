@@ -7,7 +7,7 @@ and worker processes.
 
 Legend: T tokens, K input features, N output features, H query heads, G key/value heads, D channels of a head,
 E = (H + 2 G) D, F intermediate features, P positions of the rope table, R rotated channels; N rows of logits,
-V vocabulary.
+V vocabulary. Of a delta rule: G query and key heads of K channels, H value heads of V channels.
 """
 
 from array import array
@@ -17,13 +17,14 @@ from typing import Literal, Protocol, TypeVar
 
 from torch import Tensor
 
-from model_runtime.batch import Batch, KeyRanges
+from model_runtime.batch import Batch, KeyRanges, Runs
 from model_runtime.kv_store import KVLayer
 from model_runtime.parallel import Collectives
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
+from model_runtime.state_store import StateLayer
 from scheduler.plan import RowLogprobs, SampleRows, ScoreRows
 
-Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "tanh", "exp", "sigmoid", "softplus"]
 GatedActivation = Literal["silu", "gelu_tanh"]
 
 
@@ -180,7 +181,15 @@ class Ops:
     gelu_tanh_mul: Callable[[Tensor], Tensor]
     """[T, 2 F] -> [T, F] = gelu(first half) * second half, gelu by its approximation with tanh (arXiv 1606.08415)."""
     activate: Callable[[Tensor, Activation], Tensor]
-    """(x of any shape, which function) -> the function of every number. quick_gelu is x / (1 + exp(-1.702 x))."""
+    """(x of any shape, which function) -> the function of every number. quick_gelu is x / (1 + exp(-1.702 x)), softplus
+    log(1 + exp(x))."""
+    short_conv: Callable[[Tensor, Tensor, StateLayer, Runs], Tensor]
+    """(x [T, C], weight [C, W], state, runs) -> [T, C]: silu of each channel's last W inputs times its weights."""
+    delta_rule: Callable[[Tensor, Tensor, Tensor, StateLayer, Runs], Tensor]
+    """(qkv [T, 2 G K + H V], decay [T, H] or [T, H, K], beta [T, H], state, runs) -> [T, H V]: the gated delta rule
+    (arXiv 2412.06464), with a decay for each channel of a key in Kimi Linear (arXiv 2510.26692). Queries and keys are
+    divided by their lengths, queries also by sqrt(K); then a head's state S [K, V] becomes S' + k beta (v - S'^T k)^T
+    with S' = decay S, and gives S^T q."""
     layer_program: Callable[[Sequence[DenseLayer], Collectives, Collectives], LayerStack | None]
     """(all layers of a decoder, the ranks that have parts of them, those that have other tokens of the sequences)
     -> something that runs them at once, with the results of the operations one by one; None where there is no such
