@@ -7,6 +7,8 @@ torch.
 from dataclasses import dataclass
 from typing import Literal
 
+from model_runtime.own_block import OwnFeedForward
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
@@ -100,7 +102,7 @@ class ModelConfig:
     """The architecture of a decoder, independent of the file it was read from."""
 
     family: str
-    """Key of `models.families.FAMILIES`."""
+    """Key of `models.families.FAMILIES`, or of a package's entry point."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -152,6 +154,8 @@ class ModelConfig:
     """False: the checkpoint has no output matrix. It can be pooled, and writes nothing."""
     latent: LatentAttention | None = None
     experts: Experts | None = None
+    own_feed_forward: OwnFeedForward | None = None
+    """In place of the gated block, where a layer has no experts."""
     num_draft_layers: int = 0
     """Layers that the checkpoint may have after the last one, for drafts of further tokens; the first of them is used
     by the speculation method mtp."""

@@ -16,15 +16,14 @@ from model_runtime.hf_layers import read_rotations, read_windows
 from model_runtime.hf_scales import refuse_structure, with_scales
 from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
 from model_runtime.models.composites import COMPOSITES, Composite
-from model_runtime.models.families import FAMILIES
 from model_runtime.models.family import Family
+from model_runtime.models.packages import family_named, known_families, other_contracts
 from model_runtime.weights.errors import CheckpointError
 
 COMMON_DEFAULTS: Json = {
     "attention_bias": False,
     "eos_token_id": None,
     "head_dim": None,
-    "hidden_act": "silu",
     "is_causal": True,
     "layer_types": None,
     "mlp_bias": False,
@@ -54,12 +53,15 @@ def _eos_token_ids(config: Json, generation_config: Json | None) -> tuple[int, .
     return tuple(ids)
 
 
-def _family(name: object, key: str, *tables: Json) -> str:
-    """A model_type that one of the tables has."""
-    known = {known for table in tables for known in table}
-    if not isinstance(name, str) or name not in known:
-        raise CheckpointError(f"config.json: {key} {name!r} is not supported; supported are {', '.join(sorted(known))}")
-    return name
+def _model_type(name: object, key: str, composites: Json) -> str:
+    """A model_type that there is something for."""
+    known = {*known_families(), *composites}
+    if isinstance(name, str) and name in known:
+        return name
+    elsewhere = other_contracts(name) if isinstance(name, str) else ""
+    raise CheckpointError(
+        f"config.json: {key} {name!r} is not supported; supported are {', '.join(sorted(known))}{elsewhere}"
+    )
 
 
 def _head_dim(config: Json, num_heads: int) -> int:
@@ -82,7 +84,7 @@ def check_shapes(config: ModelConfig) -> ModelConfig:
 def read_hf_config(config: Json, generation_config: Json | None) -> ModelConfig:
     """The architecture that config.json describes. Raises CheckpointError naming the key that is wrong, missing or not
     supported."""
-    name = _family(config.get("model_type"), "model_type", FAMILIES, COMPOSITES)
+    name = _model_type(config.get("model_type"), "model_type", COMPOSITES)
     if name in COMPOSITES:
         return _read_composite(config, COMPOSITES[name], generation_config)
     return _read_text(config, name, generation_config)
@@ -94,8 +96,8 @@ def _read_composite(config: Json, composite: Composite, generation_config: Json 
     text = config if is_flat else mapping(config, "text_config")
     name = composite.text
     if not composite.is_fixed:
-        name = _family(text.get("model_type", name), "text_config.model_type", FAMILIES)
-    family = FAMILIES[name]
+        name = _model_type(text.get("model_type", name), "text_config.model_type", {})
+    family = family_named(name)
     text = {**family.sizes, **COMMON_DEFAULTS, **family.defaults, **text}
     outer = {**COMMON_DEFAULTS, "tie_word_embeddings": composite.tied, "mm_tokens_per_image": 256, **config}
     _refuse_quantized(outer)
@@ -143,8 +145,8 @@ def _max_position(config: Json, rope: RopeConfig) -> int:
 
 
 def _check_supported(config: Json, family: Family) -> None:
-    if config["hidden_act"] != "silu":
-        fail("hidden_act", config["hidden_act"], "'silu'")
+    if config["hidden_act"] != family.hidden_act:
+        fail("hidden_act", config["hidden_act"], repr(family.hidden_act))
     if not flag(config, "is_causal"):
         fail("is_causal", False, "true: attention in both directions is not supported")
     if not (family.stacked_experts and _is_mxfp4(config)):
@@ -153,8 +155,8 @@ def _check_supported(config: Json, family: Family) -> None:
 
 
 def _read_text(config: Json, name: str, generation_config: Json | None) -> ModelConfig:
-    family = FAMILIES[name]
-    config = {**COMMON_DEFAULTS, **family.defaults, **config}
+    family = family_named(name)
+    config = {**COMMON_DEFAULTS, "hidden_act": family.hidden_act, **family.defaults, **config}
     if family.is_latent:
         config = {**config, "head_dim": value_of(config, "qk_rope_head_dim")}
     _check_supported(config, family)
@@ -191,4 +193,6 @@ def _read_text(config: Json, name: str, generation_config: Json | None) -> Model
     )
     read = with_latent(read, config) if family.is_latent else with_scales(read, config, family)
     read = with_experts(read, config, family)
-    return _gemma(read, config) if family.is_gemma else read
+    read = _gemma(read, config) if family.is_gemma else read
+    read = replace(read, own_feed_forward=family.own_feed_forward)
+    return check_shapes(family.finish(read, config)) if family.finish else read

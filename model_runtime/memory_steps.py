@@ -40,7 +40,8 @@ def _block_floats(config: ModelConfig) -> int:
     """Of a token, in the two blocks of a layer. The layer program has a place for each, since rows may be in different
     ones; layers that run operation by operation have one block's at a time."""
     blocks = _attention_floats(config), _feed_forward_floats(config)
-    return sum(blocks) if config.latent is None and config.experts is None else max(blocks)
+    is_program = config.latent is None and config.experts is None and config.own_feed_forward is None
+    return sum(blocks) if is_program else max(blocks)
 
 
 def _attention_floats(config: ModelConfig) -> int:
@@ -57,10 +58,12 @@ def _attention_floats(config: ModelConfig) -> int:
 def _feed_forward_floats(config: ModelConfig) -> int:
     """Of a token: gate, up and their product. All tokens may choose the same expert, which takes a copy of them and has
     an output of its own."""
+    own = config.own_feed_forward
+    dense = 3 * config.intermediate_size if own is None else own.floats(config)
     if config.experts is None:
-        return 3 * config.intermediate_size
-    widest = max(config.intermediate_size, config.experts.shared_size)
-    return max(3 * widest, 3 * config.experts.intermediate_size + 2 * config.hidden_size)
+        return dense
+    experts = 3 * config.experts.intermediate_size + 2 * config.hidden_size
+    return max(dense, 3 * config.experts.shared_size, experts)
 
 
 def step_bytes(config: ModelConfig, runtime: RuntimeConfig, scheduler: SchedulerConfig) -> int:

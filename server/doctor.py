@@ -127,6 +127,23 @@ def _check_embedded() -> Finding:
     return Finding(subject="embedded model", state="ok", detail=f"{path} ({path.stat().st_size / 2**20:.0f} MiB)")
 
 
+def _check_families() -> Finding:
+    from model_runtime.models.packages import family_named, packaged_families
+    from model_runtime.weights.errors import CheckpointError
+
+    found, broken = [], []
+    for name, package in packaged_families():
+        try:
+            family_named(name)
+            found.append(f"{name} ({package})")
+        except CheckpointError as error:
+            broken.append(str(error))
+    if broken:
+        advice = "other models are served all the same; mend or uninstall it to serve its own"
+        return Finding(subject="families", state="warning", detail="\n".join(broken), advice=advice)
+    return Finding(subject="families", state="ok", detail=", ".join(found) or "no packages beside firstlight's own")
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     _check_python,
     _check_libraries,
@@ -137,6 +154,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _check_devices,
     _check_kernels,
     _check_embedded,
+    _check_families,
 )
 
 

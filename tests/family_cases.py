@@ -173,12 +173,14 @@ DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "smollm3": (plain, smollm3),
 }
 """By model_type; what comes later wins."""
+OUTSIDE: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {"arcee": (plain, biases)}
+"""The same of families that are in packages."""
 
 
 def random_config(family: str, seed: int) -> Overrides:
     """Keys of transformers' configuration class."""
     draw, config = random.Random(f"{family} {seed}"), dict(SMALL)
-    for part in DRAWS[family]:
+    for part in {**DRAWS, **OUTSIDE}[family]:
         config |= part(draw)
     if config["head_dim"] is None:
         del config["head_dim"]

@@ -4,11 +4,12 @@ yet is a new field here and in `ModelConfig`.
 Read by `hf_config.py` and what it calls in the engine process; does not import torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from model_runtime.architecture import NormPlaces, QKNorm
+from model_runtime.architecture import ModelConfig, NormPlaces, QKNorm
+from model_runtime.own_block import OwnFeedForward
 
 Windows = Literal["none", "all_layers", "all_or_by_type", "by_layer", "by_type"]
 Unrotated = Literal["none", "whole_layers", "whole_layers_beside_windows", "listed"]
@@ -44,6 +45,8 @@ class Family:
     qkv_bias: bool | str = False
     output_bias: bool | str = False
     mlp_bias: bool | str = False
+    hidden_act: str = "silu"
+    """What the key of that name must say."""
     qk_norm: QKNorm = "none"
     qk_norm_key: str = ""
     """A config key that must be true for it."""
@@ -81,6 +84,12 @@ class Family:
     """Config keys of what is not supported, with the value that they must have if they are there."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Parts of the checkpoint's keys, between dots, that other families call otherwise."""
+    spelling: Callable[[str, int, ModelConfig], Mapping[str, slice]] | None = None
+    """(key of a tensor in the file, its rows, architecture) -> the keys of a llama for what is in it, and which rows
+    each has; together all of them, or nothing, if the tensor is not used. In place of `renamed`."""
+    finish: Callable[[ModelConfig, Mapping[str, object]], ModelConfig] | None = None
+    """(what the row says, config.json with all defaults filled in) -> what it is."""
+    own_feed_forward: OwnFeedForward | None = None
     sizes: Mapping[str, object] = field(default_factory=dict)
     """Sizes that the text_config of a vision-language model may leave out."""
     defaults: Mapping[str, object] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from model_runtime.blocks.mlp import MLP, mlp_table
 from model_runtime.blocks.moe import MixtureOfExperts, moe_table
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import DenseLayer, LayerStack, Ops, RopeTable
+from model_runtime.own_block import FeedForwardBlock
 from model_runtime.parallel import Alone, Collectives
 from model_runtime.weights.table import Parameter, Parameters, norm_table
 
@@ -50,7 +51,8 @@ def layer_table(config: ModelConfig, layer: int) -> list[Parameter]:
     name, key = f"layers.{layer}", f"model.layers.{layer}"
     norms = NORMS[config.norm_places]
     attention = attention_table if config.latent is None else latent_attention_table
-    feed_forward = moe_table if _has_experts(config, layer) else mlp_table
+    own = mlp_table if config.own_feed_forward is None else config.own_feed_forward.table
+    feed_forward = moe_table if _has_experts(config, layer) else own
     return [
         *(wide_norm_table(config, f"{name}.{norm}", f"{key}.{norm_key}") for norm, norm_key in norms.items()),
         *attention(config, f"{name}.attention", f"{key}.self_attn"),
@@ -87,9 +89,11 @@ class Layer:
             self.attention = LatentAttentionBlock(config, f"{name}.attention", parameters)
         self.attention_result_norm_C = vectors.get(f"{name}.attention_result_norm")
         self.mlp_norm_C = vectors.get(f"{name}.mlp_norm")
-        self.mlp: MixtureOfExperts | MLP
+        self.mlp: MixtureOfExperts | MLP | FeedForwardBlock
         if _has_experts(config, layer):
             self.mlp = MixtureOfExperts(config, f"{name}.mlp", parameters, exchange)
+        elif config.own_feed_forward is not None:
+            self.mlp = config.own_feed_forward.build(config, f"{name}.mlp", parameters)
         else:
             self.mlp = MLP(config, f"{name}.mlp", parameters)
         self.mlp_result_norm_C = vectors.get(f"{name}.mlp_result_norm")

@@ -3,12 +3,15 @@ several matrices in one. Used by `checkpoint.py`, engine and worker processes.
 """
 
 from collections.abc import Mapping
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.models.families import FAMILIES
+from model_runtime.models.family import Family
+from model_runtime.models.packages import family_named
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.source import Index, TensorSource
@@ -17,21 +20,31 @@ from model_runtime.weights.stacks import Stacks
 
 def plain_source(source: TensorSource, config: ModelConfig) -> TensorSource:
     """The tensors under plain keys. Raises CheckpointError for a matrix that has not the rows of its parts together."""
-    family, fused = FAMILIES[config.family], _parts(config)
+    family = family_named(config.family)
+    spelling = family.spelling or partial(_usual, family)
     source = Stacks(source) if family.stacked_experts else source
     names: dict[str, tuple[str, slice]] = {}
     for key in sorted(source.keys()):
-        plain = ".".join(family.renamed.get(part, part) for part in key.split("."))
-        owner, _, rest = plain.rpartition(".")
-        module, _, name = owner.rpartition(".")
-        rows, end = source.shape(key)[0] if source.shape(key) else 1, 0
-        parts = fused.get(name, {name: rows})
-        for part, count in parts.items():
-            names[f"{module}.{part}.{rest}" if name in fused else plain] = (key, slice(end, end + count))
-            end += count
-        if end != rows:
-            raise CheckpointError(f"{key} has {rows} rows; the architecture needs {end}")
+        rows = source.shape(key)[0] if source.shape(key) else 1
+        parts = spelling(key, rows, config)
+        count = sum(part.stop - part.start for part in parts.values())
+        if parts and count != rows:
+            raise CheckpointError(f"{key} has {rows} rows; the architecture needs {count}")
+        if twice := sorted(parts.keys() & names.keys()):
+            raise CheckpointError(f"the checkpoint holds {twice[0]} twice, as {names[twice[0]][0]} and as {key}")
+        names |= {plain: (key, part) for plain, part in parts.items()}
     return source if set(names) == set(source.keys()) else Spelled(source, names)
+
+
+def _usual(family: Family, key: str, rows: int, config: ModelConfig) -> Mapping[str, slice]:
+    """As in `Family.spelling`: parts of keys renamed, and matrices that are several cut."""
+    plain = ".".join(family.renamed.get(part, part) for part in key.split("."))
+    owner, _, rest = plain.rpartition(".")
+    module, _, name = owner.rpartition(".")
+    if (fused := _parts(config).get(name)) is None:
+        return {plain: slice(0, rows)}
+    parts = zip(fused.items(), accumulate(fused.values()), strict=True)
+    return {f"{module}.{part}.{rest}": slice(end - count, end) for (part, count), end in parts}
 
 
 def _parts(config: ModelConfig) -> Mapping[str, Mapping[str, int]]:
