@@ -32,7 +32,7 @@ types: install
 	$(BIN)/mypy
 
 # On two cores a third worker computes while the tests of another wait: for a server that starts, or in the soak for
-# most of two minutes. Files go in the order of their names, so that the soak is not the last. Then, with nothing beside
+# more than a minute. Files go in the order of their names, so that the soak is not the last. Then, with nothing beside
 # them, the tests that measure times.
 unit: install
 	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/end_to_end/alone

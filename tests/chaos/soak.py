@@ -2,7 +2,7 @@
 come of it: every answer right, nothing left, and no memory that grows with requests.
 
 `python -m tests.chaos.soak --minutes 30` prints a report; it fails where there is something to report. `test_soak.py`
-has two minutes of it in the suite.
+has a minute and a half of it in the suite.
 """
 
 import argparse

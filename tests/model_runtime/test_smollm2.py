@@ -18,26 +18,16 @@ from tests.model_runtime.paged import DEVICE, PagedRun
 pytestmark = pytest.mark.model
 TOLERANCE = 1e-4
 PROMPTS = (
+    "日本の首都は東京です。",
+    "👩‍👩‍👧‍👦 means family, and 🇨🇿 is a flag.",
+    "    \n\n\t tabs   and  spaces",
     "The capital of France is",
     "Once upon a time there was a small robot who",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
     "Water boils at 100 degrees Celsius, which is",
     "import numpy as np\n\nx = np.zeros((3, 4))",
     "1, 1, 2, 3, 5, 8, 13, 21,",
-    "Dear Sir or Madam,\n\nI am writing to complain about",
-    "La tour Eiffel se trouve à",
-    "日本の首都は東京です。",
-    "Ingredients:\n- 2 eggs\n- 100 g flour\n- salt\n\nMethod:",
-    "Q: What is 17 times 3?\nA:",
-    "The mitochondria is the powerhouse of the cell because",
-    "<html><head><title>Hello</title></head>",
-    "SELECT name, COUNT(*) FROM users WHERE age > 30 GROUP BY",
-    "To be, or not to be, that is the question:",
-    "x y",
-    "👩‍👩‍👧‍👦 means family, and 🇨🇿 is a flag.",
-    "    \n\n\t tabs   and  spaces",
     "The quick brown fox jumps over the lazy dog. " * 8,
-    "Lorem ipsum dolor sit amet, consectetur adipiscing elit, sed do eiusmod tempor",
 )
 QUESTION = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -91,7 +81,7 @@ def load() -> Callable[[str], LoadedModel]:
     return get
 
 
-@pytest.mark.parametrize(("kernels", "count"), [("auto", 20), ("reference", 4)])
+@pytest.mark.parametrize(("kernels", "count"), [("auto", 10), ("reference", 4)])
 def test_logits_equal_transformers(
     load: Callable[[str], LoadedModel],
     reference: LlamaForCausalLM,
@@ -114,7 +104,7 @@ def test_logits_equal_transformers(
 def test_an_int8_kv_cache_changes_little(load: Callable[[str], LoadedModel], tokenizer: Tokenizer) -> None:
     """Mean Kullback-Leibler divergence from the distributions with a float32 cache, and how often the likeliest token
     is the same. (Over all prompts and 1024 positions of prose 0.001 and 98 %; bfloat16: 0.00005 and 99 %.)"""
-    prompts = [list(tokenizer.encode(text, add_special_tokens=False, allow_special=False)) for text in PROMPTS[:10]]
+    prompts = [list(tokenizer.encode(text, add_special_tokens=False, allow_special=False)) for text in PROMPTS]
 
     def log_probabilities(kv_type: torch.dtype) -> Tensor:
         runs = (PagedRun(load("auto").decoder, kv_type=kv_type).step({0: ids})[0] for ids in prompts)
