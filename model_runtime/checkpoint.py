@@ -24,11 +24,11 @@ from model_runtime.stages import stage_layers
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
-from model_runtime.weights.gguf_source import GgufSource
+from model_runtime.weights.gguf_source import gguf_tensors
 from model_runtime.weights.json_file import read_json, read_json_if_any
 from model_runtime.weights.load import EXACT, Precision, load_parameters
 from model_runtime.weights.prepared import PreparedWeights, WeightCache
-from model_runtime.weights.safetensors_source import SafetensorsSource
+from model_runtime.weights.safetensors_source import read_safetensors
 from model_runtime.weights.sides import split_sides, text_source
 from model_runtime.weights.source import TensorSource
 from model_runtime.weights.spelling import plain_source
@@ -71,7 +71,7 @@ def _open(path: Path) -> _Opened:
         raise CheckpointError(f"{path} is neither a folder with a Hugging Face checkpoint nor a .gguf file")
     file = read_gguf(path)
     config = read_gguf_config(file)
-    return _Opened(family=config.family, config=config, source=GgufSource(file, config))
+    return _Opened(family=config.family, config=config, source=gguf_tensors(file, config))
 
 
 def _open_folder(path: Path) -> _Opened:
@@ -79,13 +79,13 @@ def _open_folder(path: Path) -> _Opened:
     config = read_hf_config(config_json, read_json_if_any(path / "generation_config.json"))
     family = str(config_json["model_type"])
     if family not in COMPOSITES:
-        source, may_lack_output = text_source(SafetensorsSource(path))
+        source, may_lack_output = text_source(read_safetensors(path))
         if may_lack_output and not config.tie_word_embeddings:
-            config = replace(config, has_output=TIED_HEAD_KEY in source.keys())  # noqa: SIM118
+            config = replace(config, has_output=TIED_HEAD_KEY in source)
         return _Opened(family=family, config=config, source=plain_source(source, config))
-    language, image = split_sides(SafetensorsSource(path))
+    language, image = split_sides(read_safetensors(path))
     side = read_image_side(path, config_json, config, image)
-    if TIED_HEAD_KEY in language.keys():  # noqa: SIM118  (a TensorSource is not a mapping)
+    if TIED_HEAD_KEY in language:
         # many published files leave tie_word_embeddings out, where transformers assumes true, and have a head of their
         # own; it ties the two only if they are equal
         config = replace(config, tie_word_embeddings=False)
@@ -132,8 +132,7 @@ def load_next_token_layer(path: Path, ops: Ops, device: torch.device, precision:
     CheckpointError where there is none."""
     opened = _open(path)
     config, prefix = opened.config, next_token_prefix(opened.config)
-    keys = opened.source.keys()
-    if not config.num_draft_layers or not any(key.startswith(prefix) for key in keys):
+    if not config.num_draft_layers or not any(key.startswith(prefix) for key in opened.source):
         raise CheckpointError("the speculation method mtp needs layers for multi-token prediction, and there are none")
     if config.latent is None:
         raise CheckpointError(f"the speculation method mtp is not supported for {config.family}")

@@ -62,3 +62,9 @@ def activation_dtype(device: torch.device, stored: torch.dtype | None, exact: bo
     if device.type == "cpu" or exact:
         return torch.float32
     return torch.bfloat16 if stored is None else stored
+
+
+def give_back_memory(device: torch.device) -> None:
+    """To the system, what torch keeps of freed tensors on a device for the next ones."""
+    if device.type not in ("cpu", "meta"):
+        torch.accelerator.empty_cache()

@@ -13,6 +13,7 @@ from model_runtime.ops import (  # noqa: F401  they register them
     cpu_sampling,
     cuda,
     delta,
+    matrices,
     program,
     reference,
     sampling,

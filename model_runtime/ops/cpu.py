@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from model_runtime.kernels.library import library
-from model_runtime.ops.registry import Activation, PackedWeight, register
+from model_runtime.ops.registry import PANEL_ROWS, Activation, MatrixForm, PackedWeight, register
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix, dequantize
 
-PANEL = 16
-"""Output features of a packed panel."""
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How the kernels number the storage types."""
 QUANTIZED_STORAGE: Mapping[QuantizedFormat, int] = {"q8_0": 3, "q4_0": 4, "q4_1": 5}
@@ -43,34 +41,44 @@ def assert_plain(*tensors: Tensor) -> None:
         assert tensor.is_contiguous(), "expected a contiguous tensor"
 
 
-@register("pack", "cpu")
-def pack(weight_NK: Tensor) -> PackedWeight:
-    """Panels [ceil(N / 16), K, 16], zero padded, in the storage type of the weight."""
-    assert weight_NK.dtype in STORAGE, f"cannot pack {weight_NK.dtype}"
-    num_rows, num_columns = weight_NK.shape
-    source = weight_NK.contiguous()
-    data = torch.empty(-(-num_rows // PANEL), num_columns, PANEL, dtype=source.dtype)
-    library().pack(source.data_ptr(), data.data_ptr(), source.element_size(), num_rows, num_columns)
-    return PackedWeight(data=data, num_rows=num_rows, num_columns=num_columns)
-
-
-@register("pack_quantized", "cpu")
-def pack_quantized(matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
-    """Panels of 16 rows, scales and integers as they are (kernels/integer.h); float32 for products with rows as they
-    are, since expanding them for every product would take longer than the product."""
-    if not integer_rows:
-        return pack(dequantize(matrix))
-    kernels, data_NR = library(), matrix.data_NR.contiguous()
-    arguments = (QUANTIZED_STORAGE[matrix.format], matrix.num_rows, matrix.num_columns)
-    data = torch.empty(kernels.quantized_bytes(*arguments), dtype=torch.uint8)
-    kernels.pack_quantized(data_NR.data_ptr(), data.data_ptr(), *arguments)
+@register("empty_matrix", "cpu")
+def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
+    """Panels of 16 rows. Floats [ceil(N / 16), K, 16] in their storage type; scales and integers as kernels/integer.h
+    lays them out; for products with rows as they are float32, since expanding integers for every product would take
+    longer than the product."""
+    num_panels, quantized = -(-form.num_rows // PANEL_ROWS), None
+    if isinstance(form.stored, torch.dtype) or not form.integer_rows:
+        dtype = form.stored if isinstance(form.stored, torch.dtype) else torch.float32
+        assert dtype in STORAGE, f"cannot pack {dtype}"
+        data = torch.empty(num_panels, form.num_columns, PANEL_ROWS, dtype=dtype)
+    else:
+        quantized = form.stored
+        number = QUANTIZED_STORAGE[quantized]
+        data = torch.empty(library().quantized_bytes(number, form.num_rows, form.num_columns), dtype=torch.uint8)
     return PackedWeight(
         data=data,
-        num_rows=matrix.num_rows,
-        num_columns=matrix.num_columns,
-        quantized=matrix.format,
-        integer_rows=True,
+        num_rows=form.num_rows,
+        num_columns=form.num_columns,
+        quantized=quantized,
+        integer_rows=quantized is not None,
     )
+
+
+@register("fill_rows", "cpu")
+def fill_rows(packed: PackedWeight, start: int, rows: Tensor | QuantizedMatrix) -> None:
+    """Whole panels, the last one zero padded."""
+    count = len(rows) if isinstance(rows, Tensor) else rows.num_rows
+    assert start % PANEL_ROWS == 0, f"row {start} does not begin a panel"
+    assert count % PANEL_ROWS == 0 or start + count == packed.num_rows, f"{count} rows are not whole panels"
+    panels = packed.data.view(-(-packed.num_rows // PANEL_ROWS), -1)[start // PANEL_ROWS :]
+    if packed.quantized is not None:
+        assert isinstance(rows, QuantizedMatrix) and rows.format == packed.quantized, "rows of another form"
+        source, number = rows.data_NR.contiguous(), QUANTIZED_STORAGE[packed.quantized]
+        library().pack_quantized(source.data_ptr(), panels.data_ptr(), number, count, packed.num_columns)
+        return
+    source = (rows if isinstance(rows, Tensor) else dequantize(rows)).contiguous()
+    assert source.dtype == packed.data.dtype, "rows of another form"
+    library().pack(source.data_ptr(), panels.data_ptr(), source.element_size(), count, packed.num_columns)
 
 
 def storage(weight: PackedWeight) -> int:

@@ -12,6 +12,7 @@ Legend: see `reference`; S sequences, P entries of a block table.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -19,11 +20,11 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
-from model_runtime.ops.reference import expanded, split_heads
-from model_runtime.ops.reference import pack_quantized as pack_quantized_reference
+from model_runtime.ops.matrices import empty_matrix as empty_matrix_reference
+from model_runtime.ops.matrices import expanded
 from model_runtime.ops.reference import paged_attention as paged_attention_reference
-from model_runtime.ops.registry import HeadShape, PackedWeight, Scoring, register
-from model_runtime.quantized import QuantizedMatrix
+from model_runtime.ops.reference import split_heads
+from model_runtime.ops.registry import HeadShape, MatrixForm, PackedWeight, Scoring, register
 
 PAGE = 256
 """Flash attention 2, which torch brings, wants blocks of a multiple of so many tokens."""
@@ -50,10 +51,10 @@ def is_plain(scoring: Scoring) -> bool:
     return not scoring.softcap and scoring.sinks_H is None
 
 
-@register("pack_quantized", "cuda")
-def pack_quantized(matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
+@register("empty_matrix", "cuda")
+def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
     """The matrix as it is. Rows are never quantised: without a kernel for integers it would cost time and save none."""
-    return pack_quantized_reference(matrix, False)
+    return empty_matrix_reference(replace(form, integer_rows=False), device)
 
 
 @register("linear", "cuda")

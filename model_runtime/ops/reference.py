@@ -16,72 +16,23 @@ from torch import Tensor
 
 from model_runtime.batch import Batch, KeyRanges
 from model_runtime.kv_store import KVLayer, quantise
+from model_runtime.ops.matrices import wide_type
 from model_runtime.ops.registry import (
     Activation,
     DenseLayer,
     HeadShape,
     LayerStack,
-    PackedWeight,
     RopeTable,
     Scoring,
     register,
 )
 from model_runtime.parallel import Collectives
-from model_runtime.quantized import QuantizedMatrix, dequantize, quantize_rows
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type that numbers of `dtype` are computed in."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-@register("pack", "any")
-def pack(weight_NK: Tensor) -> PackedWeight:
-    """The matrix as it is: [N, K] in its storage type."""
-    return PackedWeight(data=weight_NK.contiguous(), num_rows=weight_NK.shape[0], num_columns=weight_NK.shape[1])
-
-
-@register("pack_quantized", "any")
-def pack_quantized(matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
-    """The matrix as it is; it is expanded whenever it is used."""
-    return PackedWeight(
-        data=matrix.data_NR.contiguous(),
-        num_rows=matrix.num_rows,
-        num_columns=matrix.num_columns,
-        quantized=matrix.format,
-        integer_rows=integer_rows,
-    )
-
-
-def expanded(weight: PackedWeight, data: Tensor) -> Tensor:
-    """Rows of a packed matrix, or all of them, as floats."""
-    if weight.quantized is None:
-        return data
-    return dequantize(QuantizedMatrix(data_NR=data, format=weight.quantized, num_columns=weight.num_columns))
-
-
-@register("linear", "any")
-def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
-    """[T, N] = x @ weight.T + bias in the type of x."""
-    wide = _wide(x_TK.dtype)
-    bias = None if bias_N is None else bias_N.to(wide)
-    rows_TK = x_TK.to(wide)
-    if weight.quantized is not None and weight.integer_rows:
-        rows_TK = quantize_rows(rows_TK)
-    return torch.nn.functional.linear(rows_TK, expanded(weight, weight.data).to(wide), bias).to(x_TK.dtype)
-
-
-@register("embedding", "any")
-def embedding(ids_T: Tensor, table: PackedWeight) -> Tensor:
-    """[T, K] rows of the table, float32 or float64."""
-    rows_TK = expanded(table, table.data[ids_T])
-    return rows_TK.to(_wide(rows_TK.dtype))
 
 
 @register("rms_norm", "any")
 def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv 1910.07467)."""
-    wide_x = x_TK.to(_wide(x_TK.dtype))
+    wide_x = x_TK.to(wide_type(x_TK.dtype))
     normed = wide_x * torch.rsqrt(wide_x.square().mean(dim=-1, keepdim=True) + eps)
     return (normed * weight_K).to(x_TK.dtype)
 
@@ -89,7 +40,7 @@ def rms_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
 @register("layer_norm", "any")
 def layer_norm(x_TK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
     """rms_norm of what differs from the mean (arXiv 1607.06450)."""
-    wide_x = x_TK.to(_wide(x_TK.dtype))
+    wide_x = x_TK.to(wide_type(x_TK.dtype))
     return rms_norm(wide_x - wide_x.mean(dim=-1, keepdim=True), weight_K, eps).to(x_TK.dtype)
 
 
@@ -107,8 +58,8 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
     """Rotate the first R channels of queries and keys in place (RoFormer, arXiv 2104.09864), then write keys and
     values to the batch's slots, converted to the type of the cache."""
     query_THD, key_TGD, value_TGD = split_heads(qkv_TE, shape)
-    cos_T1R2 = rope.cos_PR2[batch.rope_rows_T][:, None].to(_wide(qkv_TE.dtype))
-    sin_T1R2 = rope.sin_PR2[batch.rope_rows_T][:, None].to(_wide(qkv_TE.dtype))
+    cos_T1R2 = rope.cos_PR2[batch.rope_rows_T][:, None].to(wide_type(qkv_TE.dtype))
+    sin_T1R2 = rope.sin_PR2[batch.rope_rows_T][:, None].to(wide_type(qkv_TE.dtype))
     for heads in (query_THD, key_TGD):
         _rotate(heads, cos_T1R2, sin_T1R2, rope.interleaved)
     block_T, offset_T = batch.slots_T // batch.block_size, batch.slots_T % batch.block_size
@@ -145,7 +96,7 @@ def partial_attention(query_TC: Tensor, kv: KVLayer, ranges: KeyRanges, shape: H
     query_THD = torch.nn.functional.pad(query_THD, (0, 0, before, after))  # whole groups
     block_size = kv.key_NHDB.shape[3]
     starts, tables = ranges.query_starts_S1.tolist(), ranges.table_starts_S.tolist()
-    states_THX = query_THD.new_zeros((*query_THD.shape[:2], shape.head_dim + 2), dtype=_wide(query_TC.dtype))
+    states_THX = query_THD.new_zeros((*query_THD.shape[:2], shape.head_dim + 2), dtype=wide_type(query_TC.dtype))
     for s, kv_len in enumerate(ranges.kv_lens_S.tolist()):
         rows = slice(starts[s], starts[s + 1])
         blocks = ranges.block_tables[tables[s] : tables[s] - (-kv_len // block_size)]
@@ -176,14 +127,14 @@ def merge_attention(states_NTHX: Tensor) -> Tensor:
 @register("silu_mul", "any")
 def silu_mul(gate_up_T2F: Tensor) -> Tensor:
     """[T, F] = silu(gate) * up, silu(x) = x / (1 + exp(-x))."""
-    gate_TF, up_TF = gate_up_T2F.to(_wide(gate_up_T2F.dtype)).chunk(2, dim=-1)
+    gate_TF, up_TF = gate_up_T2F.to(wide_type(gate_up_T2F.dtype)).chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate_TF) * up_TF).to(gate_up_T2F.dtype)
 
 
 @register("gelu_tanh_mul", "any")
 def gelu_tanh_mul(gate_up_T2F: Tensor) -> Tensor:
     """[T, F] = gelu(gate) * up, gelu(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
-    gate_TF, up_TF = gate_up_T2F.to(_wide(gate_up_T2F.dtype)).chunk(2, dim=-1)
+    gate_TF, up_TF = gate_up_T2F.to(wide_type(gate_up_T2F.dtype)).chunk(2, dim=-1)
     return (torch.nn.functional.gelu(gate_TF, approximate="tanh") * up_TF).to(gate_up_T2F.dtype)
 
 
@@ -201,7 +152,7 @@ PLAIN: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
 @register("activate", "any")
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """gelu(x) is x times the normal distribution's function of x, or that with tanh."""
-    wide = x.to(_wide(x.dtype))
+    wide = x.to(wide_type(x.dtype))
     if activation in PLAIN:
         return PLAIN[activation](wide).to(x.dtype)
     if activation == "quick_gelu":
@@ -257,7 +208,7 @@ def _hidden(batch: Batch, rows: slice, num_keys: int, window: int) -> Tensor:
 
 def _scores(query_QHD: Tensor, key_GDL: Tensor, hidden_QL: Tensor, scoring: Scoring) -> Tensor:
     """[H, Q, L]: -inf where a query does not see a key. Heads of a group share a key/value head."""
-    wide = _wide(query_QHD.dtype)
+    wide = wide_type(query_QHD.dtype)
     num_queries, num_heads, head_dim = query_QHD.shape
     query_GxD = query_QHD.transpose(0, 1).reshape(len(key_GDL), -1, head_dim).to(wide)
     scores_HQL = (query_GxD @ key_GDL.to(wide) * scoring.scale).view(num_heads, num_queries, -1)

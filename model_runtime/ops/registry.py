@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch, KeyRanges, Runs
@@ -26,6 +27,22 @@ from scheduler.plan import RowLogprobs, SampleRows, ScoreRows
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "tanh", "exp", "sigmoid", "softplus"]
 GatedActivation = Literal["silu", "gelu_tanh"]
+
+
+PANEL_ROWS = 16
+"""Rows of a matrix that implementations may pack together."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixForm:
+    """What a matrix [N, K] is packed from."""
+
+    num_rows: int
+    num_columns: int
+    stored: torch.dtype | QuantizedFormat
+    """Floats of a type, or integers of a format."""
+    integer_rows: bool = False
+    """As in PackedWeight, for a matrix of integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +166,12 @@ class LayerStack(Protocol):
 class Ops:
     """One implementation of every operation. Results are new tensors unless 'in place' is said."""
 
-    pack: Callable[[Tensor], PackedWeight]
-    """weight [N, K] float32/float16/bfloat16 -> packed, its storage type kept."""
-    pack_quantized: Callable[[QuantizedMatrix, bool], PackedWeight]
-    """(matrix, integer_rows) -> packed, its integers and scales kept; integer_rows as in PackedWeight."""
+    empty_matrix: Callable[[MatrixForm, torch.device], PackedWeight]
+    """A packed matrix whose rows have yet to be filled. Where rows are not quantised for it, an implementation may keep
+    floats instead of integers."""
+    fill_rows: Callable[[PackedWeight, int, Tensor | QuantizedMatrix], None]
+    """(matrix, first row, rows): rows in the form that the matrix was made for, from a multiple of `PANEL_ROWS` to
+    another or to the last row."""
     linear: Callable[[Tensor, PackedWeight, Tensor | None], Tensor]
     """(x [T, K], weight, bias [N] or None) -> [T, N] = x @ weight.T + bias, accumulated in float32 at least."""
     embedding: Callable[[Tensor, PackedWeight], Tensor]
@@ -198,6 +217,19 @@ class Ops:
     """(logits [N, V], how) -> (int32 token ids [N] or FAILED_TOKEN, their log-probabilities): see `sampling`."""
     score: Callable[[Tensor, ScoreRows], RowLogprobs]
     """(logits [N, V], which tokens) -> the log-probabilities of given tokens. `rows` is not read."""
+
+    def pack(self, weight_NK: Tensor) -> PackedWeight:
+        """A matrix of floats, where it is, its storage type kept."""
+        packed = self.empty_matrix(MatrixForm(len(weight_NK), weight_NK.shape[1], weight_NK.dtype), weight_NK.device)
+        self.fill_rows(packed, 0, weight_NK)
+        return packed
+
+    def pack_quantized(self, matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
+        """A matrix of integers, where it is; `integer_rows` as in PackedWeight."""
+        form = MatrixForm(matrix.num_rows, matrix.num_columns, matrix.format, integer_rows)
+        packed = self.empty_matrix(form, matrix.data_NR.device)
+        self.fill_rows(packed, 0, matrix)
+        return packed
 
 
 Function = TypeVar("Function", bound=Callable[..., object])

@@ -7,7 +7,7 @@ from model_runtime.architecture import ModelConfig
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.dequantize import BLOCK_FORMATS, dequantize, plain_dtype
 from model_runtime.weights.gguf_file import GGML_TYPES, GgufFile, GgufTensor
-from model_runtime.weights.source import Index
+from model_runtime.weights.source import Index, StoredTensor
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _INNER = {
@@ -37,10 +37,9 @@ def hf_key(name: str) -> str:
     return name
 
 
-def _unpermuted(rows: Tensor, num_heads: int) -> Tensor:
-    """[H D, ...]: llama files order the rows of a head for rotating (x[2i], x[2i + 1]); undo that."""
-    pairs = rows.view(num_heads, -1, 2, rows[0].numel())
-    return pairs.transpose(1, 2).reshape(rows.shape)
+def _turned_in_pairs(num_rows: int, num_heads: int) -> Tensor:
+    """Of each row where it is in the file: llama files order the rows of a head for rotating (x[2i], x[2i + 1])."""
+    return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
 def _are_blocks(tensor: GgufTensor, columns: slice) -> bool:
@@ -56,71 +55,68 @@ def _block_bytes(tensor: GgufTensor, columns: slice) -> slice:
     return slice(*(end // stored.elements * stored.num_bytes for end in (columns.start, columns.stop)))
 
 
-class GgufSource:
-    """The file stays mapped for as long as this object lives; tensors are expanded as they are read."""
+class GgufStored:
+    """A tensor in the mapped file, expanded as it is read: a StoredTensor."""
 
-    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
-        """`config` is what `read_gguf_config` made of the same file."""
-        self._tensors: dict[str, GgufTensor] = {hf_key(name): tensor for name, tensor in file.tensors.items()}
-        size = file.path.stat().st_size
-        self._bytes = torch.from_file(str(file.path), shared=False, size=size, dtype=torch.uint8)
-        self._permuted_heads: dict[str, int] = {}
-        if file.metadata["general.architecture"] == "llama":
-            self._permuted_heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+    def __init__(self, file: str, mapped: Tensor, tensor: GgufTensor, order: Tensor | None) -> None:
+        """`order`: where each of the rows is in the file, where that is not in order."""
+        self.file, self._tensor, self._order = file, tensor, order
+        self._raw = mapped[tensor.offset : tensor.offset + tensor.num_bytes]
 
-    def keys(self) -> frozenset[str]:
-        """As in TensorSource."""
-        return frozenset(self._tensors)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As in StoredTensor."""
+        return self._tensor.shape
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        """As in TensorSource."""
-        return self._tensors[key].shape
+    @property
+    def dtype(self) -> torch.dtype:
+        """As in StoredTensor."""
+        return plain_dtype(self._tensor.type_id)
 
-    def dtype(self, key: str) -> torch.dtype:
-        """As in TensorSource."""
-        return plain_dtype(self._tensors[key].type_id)
+    @property
+    def format(self) -> QuantizedFormat | None:
+        """As in StoredTensor."""
+        return BLOCK_FORMATS.get(GGML_TYPES[self._tensor.type_id].name) if len(self.shape) == 2 else None
 
-    def quantized(self, key: str) -> QuantizedFormat | None:
-        """As in TensorSource."""
-        tensor = self._tensors[key]
-        return BLOCK_FORMATS.get(GGML_TYPES[tensor.type_id].name) if len(tensor.shape) == 2 else None
-
-    def read_quantized(self, key: str, index: Index) -> QuantizedMatrix:
-        """As in TensorSource."""
-        stored, (_, columns) = self.quantized(key), index
-        assert stored is not None, f"{key} holds no blocks of integers"
-        data_NR = self._in_order(key, self._rows(key, index[0])[:, _block_bytes(self._tensors[key], columns)])
+    def read_quantized(self, index: Index) -> QuantizedMatrix:
+        """As in StoredTensor."""
+        stored, (rows, columns) = self.format, index
+        assert stored is not None, f"{self._tensor.name} holds no blocks of integers"
+        data_NR = self._rows(rows)[:, _block_bytes(self._tensor, columns)]
         return QuantizedMatrix(data_NR=data_NR, format=stored, num_columns=columns.stop - columns.start)
 
-    def read_into(self, key: str, index: Index, target: Tensor) -> None:
-        """As in TensorSource. Raises CheckpointError for a format that cannot be expanded."""
-        tensor = self._tensors[key]
+    def read_into(self, index: Index, target: Tensor) -> None:
+        """As in StoredTensor. Raises CheckpointError for a format that cannot be expanded."""
+        tensor = self._tensor
         if target.dim() == 1:
             whole_N = torch.empty(tensor.shape)
-            dequantize(self._raw(tensor), tensor.type_id, whole_N)
-            target.copy_(whole_N[index])
+            dequantize(self._raw, tensor.type_id, whole_N)
+            target.copy_((whole_N if self._order is None else whole_N[self._order])[index])
         elif _are_blocks(tensor, index[1]):
-            raw_NR = self._rows(key, index[0])[:, _block_bytes(tensor, index[1])]
+            raw_NR = self._rows(index[0])[:, _block_bytes(tensor, index[1])]
             dequantize(raw_NR.flatten(), tensor.type_id, target)
         else:
             wide_NK = torch.empty(target.shape[0], tensor.shape[1])
-            dequantize(self._rows(key, index[0]).flatten(), tensor.type_id, wide_NK)
+            dequantize(self._rows(index[0]).flatten(), tensor.type_id, wide_NK)
             target.copy_(wide_NK[:, index[1]])
-        target.copy_(self._in_order(key, target))
 
-    def _raw(self, tensor: GgufTensor) -> Tensor:
-        return self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
-
-    def _rows(self, key: str, rows: slice) -> Tensor:
+    def _rows(self, rows: slice) -> Tensor:
         """[N, R]: the bytes of some rows of a matrix."""
-        tensor = self._tensors[key]
-        return self._raw(tensor).view(tensor.shape[0], -1)[rows]
+        raw_NR = self._raw.view(self.shape[0], -1)
+        return raw_NR[rows] if self._order is None else raw_NR[self._order[rows]]
 
-    def _in_order(self, key: str, rows: Tensor) -> Tensor:
-        """Rows of whole heads as they are rotated here."""
-        num_heads = self._permuted_heads.get(key.split(".")[-2], 0)
-        if not num_heads:
-            return rows
-        in_head = self._tensors[key].shape[0] // num_heads
-        assert rows.shape[0] % in_head == 0, f"{rows.shape[0]} rows are not heads of {in_head}"
-        return _unpermuted(rows, rows.shape[0] // in_head)
+
+def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, StoredTensor]:
+    """The tensors of a file, which stays mapped as long as they are there, under Hugging Face's keys. `config` is what
+    `read_gguf_config` made of the same file."""
+    mapped = torch.from_file(str(file.path), shared=False, size=file.path.stat().st_size, dtype=torch.uint8)
+    heads: dict[str, int] = {}
+    if file.metadata["general.architecture"] == "llama":
+        heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in file.tensors.items():
+        key = hf_key(name)
+        turned = heads.get(key.split(".")[-2]) if "." in key else None
+        order = None if turned is None else _turned_in_pairs(tensor.shape[0], turned)
+        found[key] = GgufStored(file.path.name, mapped, tensor, order)
+    return found

@@ -1,10 +1,11 @@
 """Fills a decoder's weight table from a checkpoint: every key used once, every parameter filled once, or an error that
 names the keys. Called by `checkpoint.py`, engine and worker processes.
 
-Memory above the finished parameters is one parameter in the checkpoint's storage type and one tensor of the file.
+Memory above the finished parameters is a piece of one, of some 2^18 numbers, and what is made of it on the way.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -12,14 +13,17 @@ import torch
 from torch import Tensor
 
 from model_runtime.config import Quantization
-from model_runtime.ops.registry import Ops, PackedWeight
+from model_runtime.device import give_back_memory
+from model_runtime.ops.registry import PANEL_ROWS, MatrixForm, Ops, PackedWeight
 from model_runtime.quantized import BLOCK, QuantizedFormat, QuantizedMatrix, quantize, scales_are_finite
 from model_runtime.share import Share
-from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.source import TensorSource
+from model_runtime.weights.errors import AGAIN, CheckpointError
+from model_runtime.weights.source import Index, StoredTensor, TensorSource, check_finite, check_float
 from model_runtime.weights.table import Parameter, Parameters
 
 MAX_NAMED_KEYS = 8
+PIECE = 2**18
+"""Numbers of a matrix that are read at a time, or those of the fewest rows that can be packed."""
 
 
 def _named(keys: set[str]) -> str:
@@ -33,7 +37,7 @@ def check_keys(table: list[Parameter], source: TensorSource, ignorable: Callable
     claimed = [slot.key for parameter in table for slot in parameter.slots]
     wanted = set(claimed)
     assert len(wanted) == len(claimed), "a checkpoint key is declared twice in the weight table"
-    found = source.keys()
+    found = set(source)
     unused = {key for key in found - wanted if not ignorable(key)}
     problems = []
     if wanted - found:
@@ -44,7 +48,7 @@ def check_keys(table: list[Parameter], source: TensorSource, ignorable: Callable
         raise CheckpointError(f"the checkpoint does not fit its architecture: {'; '.join(problems)}")
     for parameter in table:
         for slot in parameter.slots:
-            expected, actual = parameter.slot_shape(slot), source.shape(slot.key)
+            expected, actual = parameter.slot_shape(slot), source[slot.key].shape
             if actual != expected:
                 raise CheckpointError(f"{slot.key} has shape {list(actual)}; the architecture needs {list(expected)}")
 
@@ -68,51 +72,95 @@ _TARGETS: Mapping[Quantization, Mapping[int, QuantizedFormat]] = MappingProxyTyp
 """The format that a matrix is turned into, by its fewest bits."""
 
 
-def _read(parameter: Parameter, source: TensorSource, share: Share) -> Tensor:
-    """A rank's parts of all slots stacked, in the widest storage type among them."""
-    dtype = source.dtype(parameter.slots[0].key)
-    for slot in parameter.slots[1:]:
-        dtype = torch.promote_types(dtype, source.dtype(slot.key))
-    indices = [parameter.index(slot, share) for slot in parameter.slots]
-    lengths = [index[0].stop - index[0].start for index in indices]
-    width = (part.stop - part.start for part in indices[0][1:])
-    stacked = torch.empty(sum(lengths), *width, dtype=dtype)
-    for slot, index, rows in zip(parameter.slots, indices, torch.split(stacked, lengths), strict=True):
-        source.read_into(slot.key, index, rows)
-    if not torch.isfinite(stacked.sum(dtype=torch.float32)):
-        raise CheckpointError(f"NaN or infinite weights in {_keys_of(parameter)}")
-    return stacked
+class _Part:
+    """What a rank has of a parameter: some rows and columns of each of its slots."""
+
+    def __init__(self, parameter: Parameter, source: TensorSource, share: Share) -> None:
+        self.slots = [(slot.key, source[slot.key], parameter.index(slot, share)) for slot in parameter.slots]
+        self.num_rows = sum(index[0].stop - index[0].start for _, _, index in self.slots)
+        self.columns = parameter.columns_part(share) if parameter.columns is not None else slice(0, 1)
+
+    @property
+    def num_columns(self) -> int:
+        """Of a vector 1."""
+        return self.columns.stop - self.columns.start
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest storage type. Raises CheckpointError for one that is not supported."""
+        for key, tensor, _ in self.slots:
+            check_float(key, tensor)
+        return functools.reduce(torch.promote_types, (tensor.dtype for _, tensor, _ in self.slots))
+
+    @property
+    def format(self) -> QuantizedFormat | None:
+        """That of the integers, where all slots hold some of one format in whole blocks."""
+        formats = {tensor.format for _, tensor, _ in self.slots}
+        if len(formats) > 1 or self.columns.start % BLOCK or self.columns.stop % BLOCK:
+            return None
+        return formats.pop()
+
+    def within(self, rows: slice) -> Iterator[tuple[str, StoredTensor, Index, slice]]:
+        """Of some of all rows: the tensors that have them, where there, and where among these."""
+        start = 0
+        for key, tensor, index in self.slots:
+            count = index[0].stop - index[0].start
+            first, last = max(rows.start, start), min(rows.stop, start + count)
+            if first < last:
+                shift = index[0].start - start
+                place = (slice(first + shift, last + shift), *index[1:])
+                yield key, tensor, place, slice(first - rows.start, last - rows.start)
+            start += count
+
+    def floats(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        """Some of the rows, or of a vector's numbers. Raises CheckpointError where they are not finite."""
+        width = self.slots[0][2][1:] and (self.num_columns,)
+        read_NK = torch.empty(rows.stop - rows.start, *width, dtype=dtype)
+        for key, tensor, index, place in self.within(rows):
+            tensor.read_into(index, read_NK[place])
+            check_finite(key, tensor, read_NK[place])
+        return read_NK
+
+    def integers(self, rows: slice, stored: QuantizedFormat) -> QuantizedMatrix:
+        """The same of a matrix of integers."""
+        parts = []
+        for key, tensor, index, _ in self.within(rows):
+            parts.append(tensor.read_quantized(index))
+            _check_scales(key, tensor, parts[-1])
+        data_NR = torch.cat([part.data_NR for part in parts])
+        return QuantizedMatrix(data_NR=data_NR, format=stored, num_columns=self.num_columns)
+
+    def made_integers(self, rows: slice, dtype: torch.dtype, target: QuantizedFormat) -> QuantizedMatrix:
+        """The same of floats that become such a matrix."""
+        made = quantize(self.floats(rows, dtype), target)
+        if not scales_are_finite(made):
+            for key, tensor, _, place in self.within(rows):
+                _check_scales(key, tensor, replace(made, data_NR=made.data_NR[place]))
+        return made
 
 
-def _keys_of(parameter: Parameter) -> str:
-    return ", ".join(slot.key for slot in parameter.slots)
-
-
-def _read_quantized(parameter: Parameter, source: TensorSource, share: Share) -> QuantizedMatrix | None:
-    """A rank's parts of all slots stacked, where they hold integers of one format in whole blocks; else None."""
-    columns = parameter.columns_part(share)
-    if columns.start % BLOCK or columns.stop % BLOCK:
-        return None
-    stored = source.quantized(parameter.slots[0].key)
-    if stored is None or len({source.quantized(slot.key) for slot in parameter.slots}) > 1:
-        return None
-    parts = [source.read_quantized(slot.key, parameter.index(slot, share)).data_NR for slot in parameter.slots]
-    return QuantizedMatrix(data_NR=torch.cat(parts), format=stored, num_columns=columns.stop - columns.start)
-
-
-def _packed(
-    parameter: Parameter, source: TensorSource, ops: Ops, device: torch.device, how: Precision, share: Share
-) -> PackedWeight:
-    matrix = _read_quantized(parameter, source, share)
-    if matrix is None:
-        weight_NK = _read(parameter, source, share)
-        target = _TARGETS[how.quantization].get(parameter.fewest_bits)
-        if target is None or weight_NK.shape[1] % BLOCK:
-            return ops.pack(weight_NK.to(device))
-        matrix = quantize(weight_NK, target)
+def _check_scales(key: str, tensor: StoredTensor, matrix: QuantizedMatrix) -> None:
     if not scales_are_finite(matrix):
-        raise CheckpointError(f"NaN or infinite weights, or too large ones, in {_keys_of(parameter)}")
-    return ops.pack_quantized(replace(matrix, data_NR=matrix.data_NR.to(device)), how.integer_rows)
+        raise CheckpointError(f"NaN or infinite weights, or too large ones, in {key} ({tensor.file}): {AGAIN}")
+
+
+def _packed(part: _Part, ops: Ops, device: torch.device, how: Precision, fewest_bits: int) -> PackedWeight:
+    """A matrix, piece by piece: beside the packed one there is never more than a piece."""
+    stored, target = part.format, _TARGETS[how.quantization].get(fewest_bits)
+    if stored is None and target is not None and part.num_columns % BLOCK:
+        target = None
+    dtype = torch.float32 if stored is not None else part.dtype
+    kept = stored or target or dtype
+    packed = ops.empty_matrix(MatrixForm(part.num_rows, part.num_columns, kept, how.integer_rows), device)
+    step = max(PIECE // part.num_columns // PANEL_ROWS, 1) * PANEL_ROWS
+    for start in range(0, part.num_rows, step):
+        rows = slice(start, min(start + step, part.num_rows))
+        if stored is not None:
+            piece: Tensor | QuantizedMatrix = part.integers(rows, stored)
+        else:
+            piece = part.floats(rows, dtype) if target is None else part.made_integers(rows, dtype, target)
+        ops.fill_rows(packed, start, piece)
+    return packed
 
 
 def load_parameters(
@@ -129,17 +177,29 @@ def load_parameters(
     ranks together.
 
     Matrices are packed in their storage type unless `precision` says otherwise, vectors become float32. Raises
-    CheckpointError, before anything is read where the keys or shapes are wrong.
+    CheckpointError, before anything is read where the keys or shapes are wrong; whatever is raised, the memory of what
+    was loaded is given back.
     """
     check_keys(table, source, ignorable)
     parameters = Parameters({}, {})
-    for parameter in table:
-        if not parameter.belongs_to(share):
-            pass
-        elif parameter.columns is not None:
-            parameters.matrices[parameter.name] = _packed(parameter, source, ops, device, precision, share)
-        else:
-            vector = _read(parameter, source, share).to(device).float()
-            parameters.vectors[parameter.name] = vector + parameter.added if parameter.added else vector
-        progress(parameter.rows * (parameter.columns or 1))
+    try:
+        for parameter in table:
+            if parameter.belongs_to(share):
+                _fill(parameters, parameter, _Part(parameter, source, share), ops, device, precision)
+            progress(parameter.rows * (parameter.columns or 1))
+    except BaseException:
+        parameters.matrices.clear()
+        parameters.vectors.clear()
+        give_back_memory(device)
+        raise
     return parameters
+
+
+def _fill(
+    parameters: Parameters, parameter: Parameter, part: _Part, ops: Ops, device: torch.device, precision: Precision
+) -> None:
+    if parameter.columns is not None:
+        parameters.matrices[parameter.name] = _packed(part, ops, device, precision, parameter.fewest_bits)
+        return
+    vector = part.floats(slice(0, part.num_rows), part.dtype).to(device).float()
+    parameters.vectors[parameter.name] = vector + parameter.added if parameter.added else vector

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.source import Index, TensorSource, whole
+from model_runtime.weights.source import TensorSource, check_finite, check_float, read, whole
 from vision.weights import vision_key
 
 LANGUAGE_PREFIXES = (
@@ -40,54 +39,22 @@ def language_key(key: str) -> str:
 def text_source(source: TensorSource) -> tuple[TensorSource, bool]:
     """(the tensors of a text model under the usual keys, whether it may be without an output matrix): embedding models
     are often saved so, as the base of a model that writes, whose keys lack the prefix."""
-    if BASE_EMBEDDING not in source.keys():  # noqa: SIM118  (a TensorSource is not a mapping)
+    if BASE_EMBEDDING not in source:
         return source, False
-    return Renamed(source, {BASE_PREFIX + key: key for key in source.keys()}), True  # noqa: SIM118
+    return {BASE_PREFIX + key: tensor for key, tensor in source.items()}, True
 
 
-class Renamed:
-    """Some tensors of a source under other keys: a TensorSource."""
-
-    def __init__(self, source: TensorSource, names: Mapping[str, str]) -> None:
-        """`names` has the source's key for each new one."""
-        self._source, self._names = source, names
-
-    def keys(self) -> frozenset[str]:
-        """As in TensorSource."""
-        return frozenset(self._names)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """As in TensorSource."""
-        return self._source.shape(self._names[key])
-
-    def dtype(self, key: str) -> torch.dtype:
-        """As in TensorSource."""
-        return self._source.dtype(self._names[key])
-
-    def quantized(self, key: str) -> QuantizedFormat | None:
-        """As in TensorSource."""
-        return self._source.quantized(self._names[key])
-
-    def read_quantized(self, key: str, index: Index) -> QuantizedMatrix:
-        """As in TensorSource."""
-        return self._source.read_quantized(self._names[key], index)
-
-    def read_into(self, key: str, index: Index, target: Tensor) -> None:
-        """As in TensorSource."""
-        self._source.read_into(self._names[key], index, target)
-
-
-def split_sides(source: TensorSource) -> tuple[Renamed, Renamed]:
+def split_sides(source: TensorSource) -> tuple[TensorSource, TensorSource]:
     """The language model's tensors and the image side's. Raises CheckpointError for two spellings of one key."""
     language: dict[str, str] = {}
     image: dict[str, str] = {}
-    for key in sorted(source.keys()):
+    for key in sorted(source):
         image_key = vision_key(key)
         side, name = (language, language_key(key)) if image_key is None else (image, image_key)
         if name in side:
             raise CheckpointError(f"the checkpoint holds {name} twice, as {side[name]} and as {key}")
         side[name] = key
-    return Renamed(source, language), Renamed(source, image)
+    return {name: source[key] for name, key in language.items()}, {name: source[key] for name, key in image.items()}
 
 
 class ImageTensors(Mapping[str, Tensor]):
@@ -97,17 +64,16 @@ class ImageTensors(Mapping[str, Tensor]):
     def __init__(self, source: TensorSource, device: torch.device, progress: Callable[[int], None]) -> None:
         """`progress` is told how many numbers each tensor that was read has."""
         self._source, self._device, self._progress = source, device, progress
-        keys = source.keys()
-        self._keys = frozenset(key for key in keys if not key.endswith(".inv_freq"))
+        self._keys = frozenset(key for key in source if not key.endswith(".inv_freq"))
 
     def __getitem__(self, key: str) -> Tensor:
         """Raises CheckpointError for a type that is not supported, and for numbers that are not finite."""
         if key not in self._keys:
             raise KeyError(key)
-        tensor = torch.empty(self._source.shape(key), dtype=self._source.dtype(key))
-        self._source.read_into(key, whole(tensor.shape), tensor)
-        if not torch.isfinite(tensor.sum(dtype=torch.float32)):
-            raise CheckpointError(f"NaN or infinite weights in {key}")
+        stored = self._source[key]
+        check_float(key, stored)
+        tensor = read(stored, whole(stored.shape))
+        check_finite(key, stored, tensor)
         self._progress(tensor.numel())
         return tensor.to(self._device)
 

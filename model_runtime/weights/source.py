@@ -1,14 +1,25 @@
-"""What the loader needs of a checkpoint file, whatever its format. Engine and worker processes."""
+"""What the loader needs of a checkpoint, whatever its format: its tensors by Hugging Face's keys. Engine and worker
+processes.
 
+Formats translate their own names to these; keys that a table cannot translate appear as they are, so that the loader
+names them as unused. Views of other tensors (rows of one, an expert of a stack, numbers and their scales) are tensors
+too.
+"""
+
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
+from model_runtime.weights.errors import AGAIN, CheckpointError
 
 Index = tuple[slice, ...]
 """A part of a tensor: for each dimension, from where to where. Nothing is left open."""
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+"""Types that numbers of a model are kept in."""
 
 
 def whole(shape: tuple[int, ...]) -> Index:
@@ -16,32 +27,78 @@ def whole(shape: tuple[int, ...]) -> Index:
     return tuple(slice(0, count) for count in shape)
 
 
-class TensorSource(Protocol):
-    """Tensors by their key in Hugging Face's naming. Keys that the format's table cannot translate appear as they are,
-    so that the loader names them as unused."""
+def shape_of(index: Index) -> tuple[int, ...]:
+    """Of a part."""
+    return tuple(part.stop - part.start for part in index)
 
-    def keys(self) -> frozenset[str]:
-        """Every tensor of the checkpoint."""
+
+class StoredTensor(Protocol):
+    """A tensor of a checkpoint, of which parts are read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Known without reading it."""
         ...
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        """Shape of a tensor, without reading it."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its numbers; where they have to be computed, that of what is computed."""
         ...
 
-    def dtype(self, key: str) -> torch.dtype:
-        """What `read_into` fills: float32, float16 or bfloat16. Raises CheckpointError for another type."""
+    @property
+    def file(self) -> str:
+        """The name of the file that has it."""
         ...
 
-    def quantized(self, key: str) -> QuantizedFormat | None:
-        """The format of a matrix of integers that `read_quantized` can give; None for other tensors."""
+    @property
+    def format(self) -> QuantizedFormat | None:
+        """What `read_quantized` gives of it; None: it is no matrix of integers with scales."""
         ...
 
-    def read_quantized(self, key: str, index: Index) -> QuantizedMatrix:
-        """The part of a matrix of integers as it is stored; its bytes are not to be written to. Columns must begin and
-        end with a block, rows with a head where they are those of heads."""
+    def read_quantized(self, index: Index) -> QuantizedMatrix:
+        """A part of a matrix of integers as it is stored; its bytes are not to be written to. Columns must begin and
+        end with a block."""
         ...
 
-    def read_into(self, key: str, index: Index, target: Tensor) -> None:
+    def read_into(self, index: Index, target: Tensor) -> None:
         """Fill a contiguous CPU tensor of the part's shape with its numbers; converts to the target's dtype. Reads no
-        more of the file than rows and, at block boundaries, columns."""
+        more of the file than rows and, at block boundaries, columns. Raises CheckpointError."""
         ...
+
+
+class Numbers:
+    """What tensors have in common that are no matrices of integers with scales."""
+
+    @property
+    def format(self) -> QuantizedFormat | None:
+        """None."""
+        return None
+
+    def read_quantized(self, index: Index) -> QuantizedMatrix:
+        """Never called, since there is no format."""
+        raise AssertionError(f"{self} holds no blocks of integers")
+
+
+TensorSource = Mapping[str, StoredTensor]
+"""Every tensor of a checkpoint, or of a side of it."""
+
+
+def read(tensor: StoredTensor, index: Index, dtype: torch.dtype | None = None) -> Tensor:
+    """A part of a tensor, in its own type or another."""
+    target = torch.empty(shape_of(index), dtype=dtype or tensor.dtype)
+    tensor.read_into(index, target)
+    return target
+
+
+def check_float(key: str, tensor: StoredTensor) -> None:
+    """Raises CheckpointError for a tensor whose type numbers of a model are not kept in."""
+    if tensor.dtype not in FLOATS:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
+        stored = str(tensor.dtype).removeprefix("torch.")
+        raise CheckpointError(f"{key} is stored as {stored}; {names} are supported")
+
+
+def check_finite(key: str, tensor: StoredTensor, numbers: Tensor) -> None:
+    """Raises CheckpointError where numbers that were read of a tensor are not finite."""
+    if not torch.isfinite(numbers.sum(dtype=torch.float32)):
+        raise CheckpointError(f"NaN or infinite weights in {key} ({tensor.file}): {AGAIN}")

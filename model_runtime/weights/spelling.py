@@ -14,18 +14,18 @@ from model_runtime.models.family import Family
 from model_runtime.models.packages import family_named
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.source import Index, TensorSource
-from model_runtime.weights.stacks import Stacks
+from model_runtime.weights.source import Index, StoredTensor, TensorSource
+from model_runtime.weights.stacks import unstacked
 
 
 def plain_source(source: TensorSource, config: ModelConfig) -> TensorSource:
     """The tensors under plain keys. Raises CheckpointError for a matrix that has not the rows of its parts together."""
     family = family_named(config.family)
     spelling = family.spelling or partial(_usual, family)
-    source = Stacks(source) if family.stacked_experts else source
+    source = unstacked(source) if family.stacked_experts else source
     names: dict[str, tuple[str, slice]] = {}
-    for key in sorted(source.keys()):
-        rows = source.shape(key)[0] if source.shape(key) else 1
+    for key in sorted(source):
+        rows = (*source[key].shape, 1)[0]
         parts = spelling(key, rows, config)
         count = sum(part.stop - part.start for part in parts.values())
         if parts and count != rows:
@@ -33,7 +33,11 @@ def plain_source(source: TensorSource, config: ModelConfig) -> TensorSource:
         if twice := sorted(parts.keys() & names.keys()):
             raise CheckpointError(f"the checkpoint holds {twice[0]} twice, as {names[twice[0]][0]} and as {key}")
         names |= {plain: (key, part) for plain, part in parts.items()}
-    return source if set(names) == set(source.keys()) else Spelled(source, names)
+    return {plain: _rows(source[key], rows) for plain, (key, rows) in names.items()}
+
+
+def _rows(tensor: StoredTensor, rows: slice) -> StoredTensor:
+    return tensor if rows == slice(0, (*tensor.shape, 1)[0]) else Rows(tensor, rows)
 
 
 def _usual(family: Family, key: str, rows: int, config: ModelConfig) -> Mapping[str, slice]:
@@ -57,40 +61,41 @@ def _parts(config: ModelConfig) -> Mapping[str, Mapping[str, int]]:
     }
 
 
-class Spelled:
-    """Tensors of a source, or some of their rows, under other keys: a TensorSource."""
+class Rows:
+    """Some rows of a tensor: a StoredTensor."""
 
-    def __init__(self, source: TensorSource, names: Mapping[str, tuple[str, slice]]) -> None:
-        """`names` has the source's key and the rows there for each new one."""
-        self._source, self._names = source, names
+    def __init__(self, tensor: StoredTensor, rows: slice) -> None:
+        self._tensor, self._rows = tensor, rows
 
-    def keys(self) -> frozenset[str]:
-        """As in TensorSource."""
-        return frozenset(self._names)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As in StoredTensor."""
+        return (self._rows.stop - self._rows.start, *self._tensor.shape[1:])
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        """As in TensorSource."""
-        name, rows = self._names[key]
-        return (rows.stop - rows.start, *self._source.shape(name)[1:])
+    @property
+    def dtype(self) -> torch.dtype:
+        """As in StoredTensor."""
+        return self._tensor.dtype
 
-    def dtype(self, key: str) -> torch.dtype:
-        """As in TensorSource."""
-        return self._source.dtype(self._names[key][0])
+    @property
+    def file(self) -> str:
+        """As in StoredTensor."""
+        return self._tensor.file
 
-    def quantized(self, key: str) -> QuantizedFormat | None:
-        """As in TensorSource."""
-        return self._source.quantized(self._names[key][0])
+    @property
+    def format(self) -> QuantizedFormat | None:
+        """As in StoredTensor."""
+        return self._tensor.format
 
-    def read_quantized(self, key: str, index: Index) -> QuantizedMatrix:
-        """As in TensorSource."""
-        return self._source.read_quantized(*self._at(key, index))
+    def read_quantized(self, index: Index) -> QuantizedMatrix:
+        """As in StoredTensor."""
+        return self._tensor.read_quantized(self._at(index))
 
-    def read_into(self, key: str, index: Index, target: Tensor) -> None:
-        """As in TensorSource."""
-        name, moved = self._at(key, index)
-        self._source.read_into(name, moved, target)
+    def read_into(self, index: Index, target: Tensor) -> None:
+        """As in StoredTensor."""
+        self._tensor.read_into(self._at(index), target)
 
-    def _at(self, key: str, index: Index) -> tuple[str, Index]:
-        """Where the rows of a new key are in the source."""
-        name, rows = self._names[key]
-        return name, (slice(rows.start + index[0].start, rows.start + index[0].stop), *index[1:])
+    def _at(self, index: Index) -> Index:
+        """Where some of the rows are in the tensor."""
+        start = self._rows.start
+        return (slice(start + index[0].start, start + index[0].stop), *index[1:])

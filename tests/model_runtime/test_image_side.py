@@ -194,7 +194,10 @@ MLP = "vision_tower.encoder.layers.0.mlp.fc1.weight"
         ({PATCH: torch.ones(32, 3, 7, 8)}, f"image tensor {PATCH} has shape (32, 3, 7, 8), the config asks for"),
         ({"vision_tower.extra.weight": torch.ones(2)}, "image tensor vision_tower.extra.weight is not used by llava"),
         ({MLP: torch.full((48, 32), torch.nan)}, f"NaN or infinite weights in {MLP}"),
-        ({MLP: torch.ones(48, 32, dtype=torch.int8)}, f"{MLP} is stored as I8; F32, F16, BF16 are supported"),
+        (
+            {MLP: torch.ones(48, 32, dtype=torch.int8)},
+            f"{MLP} is stored as int8; float32, float16, bfloat16 are supported",
+        ),
         ({"model.vision_tower.pre_layrnorm.bias": torch.ones(32)}, "holds vision_tower.pre_layrnorm.bias twice"),
         ({"language_model.model.norm.weight": None}, "missing are model.norm.weight"),
         ({"language_model.model.extra": torch.ones(2)}, "unused are model.extra"),

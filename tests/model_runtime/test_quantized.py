@@ -122,7 +122,9 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"][3, 3] = 1e30
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"too large ones, in model\.layers\.0\.mlp\.gate_proj\.weight, "):
+    with pytest.raises(
+        CheckpointError, match=r"too large ones, in model\.layers\.0\.mlp\.up_proj\.weight \(model\.safetensors\)"
+    ):
         load(tmp_path, Precision(quantization="int4"))
 
 

@@ -11,9 +11,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from model_runtime.checkpoint import load_model
 from model_runtime.ops import load_ops
 from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.safetensors_source import SafetensorsSource
-from model_runtime.weights.source import whole
-from model_runtime.weights.stacks import Stacks, expand_mxfp4
+from model_runtime.weights.safetensors_source import read_safetensors
+from model_runtime.weights.source import read, whole
+from model_runtime.weights.stacks import expand_mxfp4, unstacked
 from tests.family_cases import make_random_model
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.model_runtime.ranks import on_threads
@@ -72,13 +72,11 @@ def test_any_part_can_be_read(tmp_path: Path) -> None:
     blocks, scales = packed(2, 8, 2)
     stacks = {"e.experts.down_proj_blocks": blocks, "e.experts.down_proj_scales": scales, "other": torch.ones(3)}
     save_file(stacks, tmp_path / "model.safetensors")
-    source = Stacks(SafetensorsSource(tmp_path))
-    key = "e.experts.1.down_proj.weight"
-    assert source.keys() == {"other", "e.experts.0.down_proj.weight", key}
-    assert (source.shape(key), source.dtype(key)) == ((8, 64), torch.bfloat16)
-    full, part = torch.empty(8, 64), torch.empty(3, 30)
-    source.read_into(key, whole((8, 64)), full)
-    source.read_into(key, (slice(2, 5), slice(17, 47)), part)
+    source = unstacked(read_safetensors(tmp_path))
+    assert source.keys() == {"other", "e.experts.0.down_proj.weight", "e.experts.1.down_proj.weight"}
+    matrix = source["e.experts.1.down_proj.weight"]
+    assert (matrix.shape, matrix.dtype) == ((8, 64), torch.bfloat16)
+    full, part = read(matrix, whole((8, 64))), read(matrix, (slice(2, 5), slice(17, 47)), torch.float32)
     assert torch.equal(full, expand_mxfp4(blocks[1], scales[1]))
     assert torch.equal(part, full[2:5, 17:47])
 
@@ -93,5 +91,5 @@ def test_any_part_can_be_read(tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path, tensors: dict[str, torch.Tensor], message: str) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError) as caught:
-        Stacks(SafetensorsSource(tmp_path))
+        unstacked(read_safetensors(tmp_path))
     assert message in str(caught.value)

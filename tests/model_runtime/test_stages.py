@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_runtime import checkpoint
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.memory import PlanError
 from model_runtime.memory_steps import activation_bytes
 from model_runtime.ops import load_ops
 from model_runtime.share import Part
 from model_runtime.stages import balanced, stage_layers
-from model_runtime.weights.safetensors_source import SafetensorsSource
+from model_runtime.weights.safetensors_source import FileTensor, read_safetensors
 from model_runtime.weights.source import Index
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime import deepseek
@@ -90,16 +91,17 @@ def test_stages_read_their_own_tensors_and_all_have_every_one(
     else:
         make_checkpoint(tmp_path, family, {"num_hidden_layers": 4}, torch.bfloat16)
     (whole,) = loaded(tmp_path, 1)
-    read: list[str] = []
-    read_into = SafetensorsSource.read_into
+    source, read = read_safetensors(tmp_path), list[str]()
+    read_into, names = FileTensor.read_into, {id(tensor): key for key, tensor in source.items()}
 
-    def noting(self: SafetensorsSource, key: str, index: Index, target: torch.Tensor) -> None:
-        read.append(key)
-        read_into(self, key, index, target)
+    def noting(self: FileTensor, index: Index, target: torch.Tensor) -> None:
+        read.append(names[id(self)])
+        read_into(self, index, target)
 
-    monkeypatch.setattr(SafetensorsSource, "read_into", noting)
+    monkeypatch.setattr(FileTensor, "read_into", noting)
+    monkeypatch.setattr(checkpoint, "read_safetensors", lambda folder: source)
     stages = loaded(tmp_path, 3)
-    assert sorted(read) == sorted([*SafetensorsSource(tmp_path).keys(), *["model.norm.weight"] * 2])
+    assert sorted(read) == sorted([*source, *["model.norm.weight"] * 2])
     assert [len(stage.decoder.layers) for stage in stages] == [1, 1, 2]
     assert sum(stage.weight_bytes for stage in stages) == whole.weight_bytes + 2 * 4 * 64
     for stage in stages:

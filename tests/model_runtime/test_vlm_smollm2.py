@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from model_runtime.weights.gguf_config import read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
-from model_runtime.weights.gguf_source import GgufSource
-from model_runtime.weights.source import whole
+from model_runtime.weights.gguf_source import gguf_tensors
+from model_runtime.weights.source import read, whole
 from scheduler.config import SchedulerConfig
 from scheduler.request import Request
 from server.embedded import embedded_path
@@ -62,13 +62,8 @@ def tower_weights() -> dict[str, torch.Tensor]:
 def language_weights() -> dict[str, torch.Tensor]:
     """The embedded model's, expanded."""
     file = read_gguf(embedded_path())
-    source = GgufSource(file, read_gguf_config(file))
-    tensors = {}
-    for key in sorted(source.keys()):
-        tensor = torch.empty(source.shape(key), dtype=source.dtype(key))
-        source.read_into(key, whole(tensor.shape), tensor)
-        tensors[f"language_model.{key}"] = tensor
-    return tensors
+    stored = gguf_tensors(file, read_gguf_config(file))
+    return {f"language_model.{key}": read(tensor, whole(tensor.shape)) for key, tensor in sorted(stored.items())}
 
 
 def config_values(image_token_id: int) -> dict[str, object]:

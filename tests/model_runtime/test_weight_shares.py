@@ -1,6 +1,5 @@
 """Weights that are saved, loaded by two or three ranks, and put together again are the same bit for bit."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,15 +10,15 @@ from torch import Tensor
 from model_runtime.architecture import ModelConfig
 from model_runtime.hf_config import read_hf_config
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
-from model_runtime.ops.reference import expanded
+from model_runtime.ops.matrices import expanded
 from model_runtime.ops.registry import select
 from model_runtime.share import Share, split
 from model_runtime.weights.gguf_config import read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
-from model_runtime.weights.gguf_source import GgufSource
+from model_runtime.weights.gguf_source import gguf_tensors
 from model_runtime.weights.json_file import read_json
 from model_runtime.weights.load import EXACT, Precision, load_parameters
-from model_runtime.weights.safetensors_source import SafetensorsSource
+from model_runtime.weights.safetensors_source import FileTensor, read_safetensors
 from model_runtime.weights.source import Index, TensorSource
 from model_runtime.weights.table import Parameter, Parameters
 from tests.checkpoints import make_checkpoint, make_model
@@ -33,13 +32,13 @@ INTEGERS = Precision(integer_rows=True)
 
 
 def folder(path: Path) -> tuple[ModelConfig, TensorSource]:
-    return read_hf_config(read_json(path / "config.json"), None), SafetensorsSource(path)
+    return read_hf_config(read_json(path / "config.json"), None), read_safetensors(path)
 
 
 def file(path: Path) -> tuple[ModelConfig, TensorSource]:
     opened = read_gguf(path)
     config = read_gguf_config(opened)
-    return config, GgufSource(opened, config)
+    return config, gguf_tensors(opened, config)
 
 
 def load(config: ModelConfig, source: TensorSource, share: Share, precision: Precision) -> Parameters:
@@ -167,14 +166,14 @@ def test_what_is_read_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     make_checkpoint(tmp_path, "llama", {})
     config, source = folder(tmp_path)
     read: dict[str, Index] = {}
-    read_into: Callable[[str, Index, Tensor], None] = source.read_into
+    read_into, names = FileTensor.read_into, {id(tensor): key for key, tensor in source.items()}
 
-    def remembered(key: str, index: Index, target: Tensor) -> None:
-        assert key not in read, f"{key} is read twice"
-        read[key] = index
-        read_into(key, index, target)
+    def remembered(self: FileTensor, index: Index, target: Tensor) -> None:
+        assert names[id(self)] not in read, f"{names[id(self)]} is read twice"
+        read[names[id(self)]] = index
+        read_into(self, index, target)
 
-    monkeypatch.setattr(source, "read_into", remembered)
+    monkeypatch.setattr(FileTensor, "read_into", remembered)
     load(config, source, split(config, 2)[1], EXACT)
     layer = "model.layers.2"
     assert read.keys() == source.keys()

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.ops import load_ops
-from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.load import load_parameters
-from model_runtime.weights.source import Index, whole
+from model_runtime.weights.source import Index, Numbers, whole
 from model_runtime.weights.table import Parameter, Slot, linear_table
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime.memory import MODEL
@@ -106,7 +105,10 @@ def test_copy_of_a_tied_embedding_is_ignored(tmp_path: Path) -> None:
         ({"model.layers.3.mlp.up_proj.weight": torch.ones(2)}, "unused are model.layers.3.mlp.up_proj.weight"),
         ({Q_PROJ: torch.ones(64, 63)}, f"{Q_PROJ} has shape [64, 63]; the architecture needs [64, 64]"),
         ({"model.norm.weight": torch.ones(64, 1)}, "model.norm.weight has shape [64, 1]; the architecture needs [64]"),
-        ({Q_PROJ: torch.ones(64, 64, dtype=torch.int8)}, f"{Q_PROJ} is stored as I8; F32, F16, BF16 are supported"),
+        (
+            {Q_PROJ: torch.ones(64, 64, dtype=torch.int8)},
+            f"{Q_PROJ} is stored as int8; float32, float16, bfloat16 are supported",
+        ),
         ({Q_PROJ: torch.full((64, 64), torch.nan)}, f"NaN or infinite weights in {Q_PROJ}"),
         ({"model.norm.weight": torch.full((64,), torch.inf)}, "NaN or infinite weights in model.norm.weight"),
     ],
@@ -180,38 +182,27 @@ def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-class CountingSource:
-    """Made-up tensors; remembers what was read, and the bytes of the buffer behind each target."""
+class CountingTensor(Numbers):
+    """A made-up tensor; remembers in what order others like it were read, and the bytes behind each target."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        self.shapes = shapes
-        self.read: list[tuple[str, int]] = []
+    file = "made up"
 
-    def keys(self) -> frozenset[str]:
-        return frozenset(self.shapes)
+    def __init__(self, key: str, shape: tuple[int, ...], reads: list[tuple[str, int]]) -> None:
+        self.key, self.shape, self.reads = key, shape, reads
+        self.dtype = torch.float16 if key.startswith("half") else torch.bfloat16
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        return self.shapes[key]
-
-    def dtype(self, key: str) -> torch.dtype:
-        return torch.float16 if key.startswith("half") else torch.bfloat16
-
-    def quantized(self, key: str) -> QuantizedFormat | None:
-        return None
-
-    def read_quantized(self, key: str, index: Index) -> QuantizedMatrix:
-        raise AssertionError(key)
-
-    def read_into(self, key: str, index: Index, target: Tensor) -> None:
-        assert index == whole(self.shapes[key])
-        assert target.shape == self.shapes[key]
+    def read_into(self, index: Index, target: Tensor) -> None:
+        assert index == whole(self.shape)
+        assert target.shape == self.shape
         assert target.is_contiguous()
-        self.read.append((key, target.untyped_storage().nbytes()))
-        target.fill_(len(self.read))
+        self.reads.append((self.key, target.untyped_storage().nbytes()))
+        target.fill_(len(self.reads))
 
 
 def test_slots_are_read_once_into_one_buffer_of_the_widest_type() -> None:
-    source = CountingSource({"half.weight": (2, 4), "brain.weight": (3, 4), "half.bias": (2,), "brain.bias": (3,)})
+    shapes = {"half.weight": (2, 4), "brain.weight": (3, 4), "half.bias": (2,), "brain.bias": (3,)}
+    reads: list[tuple[str, int]] = []
+    source = {key: CountingTensor(key, shape, reads) for key, shape in shapes.items()}
     table = linear_table("fused", (Slot("half", 2), Slot("brain", 3)), columns=4, bias=True)
     parameters = load_parameters(table, source, OPS, DEVICE, lambda key: False, lambda fraction: None, WHOLE)
     fused = parameters.linear("fused")
@@ -219,13 +210,12 @@ def test_slots_are_read_once_into_one_buffer_of_the_widest_type() -> None:
     assert fused.weight.data[:, 0].tolist() == [1, 1, 2, 2, 2]
     assert fused.bias is not None
     assert fused.bias.tolist() == [3, 3, 4, 4, 4]
-    assert source.read == [("half.weight", 80), ("brain.weight", 80), ("half.bias", 20), ("brain.bias", 20)]
+    assert reads == [("half.weight", 80), ("brain.weight", 80), ("half.bias", 20), ("brain.bias", 20)]
     assert parameters.num_bytes == 100
 
 
 def test_a_key_declared_twice_is_a_broken_invariant() -> None:
     table = [Parameter(name=name, slots=(Slot("same", 2),)) for name in ("a", "b")]
+    source = {"same": CountingTensor("same", (2,), [])}
     with pytest.raises(AssertionError, match="declared twice"):
-        load_parameters(
-            table, CountingSource({"same": (2,)}), OPS, DEVICE, lambda key: False, lambda fraction: None, WHOLE
-        )
+        load_parameters(table, source, OPS, DEVICE, lambda key: False, lambda fraction: None, WHOLE)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from model_runtime.weights.gguf_config import read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
-from model_runtime.weights.gguf_source import GgufSource
-from model_runtime.weights.source import whole
+from model_runtime.weights.gguf_source import gguf_tensors
+from model_runtime.weights.source import read, whole
 from server.embedded import embedded_path
 
 CHANNELS = 64
@@ -26,13 +26,8 @@ ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 def read_weights() -> dict[str, Tensor]:
     """The embedded model's, expanded, under Hugging Face's names."""
     file = read_gguf(embedded_path())
-    source = GgufSource(file, read_gguf_config(file))
-    tensors = {}
-    for key in sorted(source.keys()):
-        tensor = torch.empty(source.shape(key), dtype=source.dtype(key))
-        source.read_into(key, whole(tensor.shape), tensor)
-        tensors[key] = tensor
-    return tensors
+    stored = gguf_tensors(file, read_gguf_config(file))
+    return {key: read(tensor, whole(tensor.shape)) for key, tensor in sorted(stored.items())}
 
 
 class Adapter(nn.Module):
