@@ -83,6 +83,13 @@ class SchedulerConfig:
         default=600.0, metadata={"help": "seconds until an unfinished request ends with 408 or an error event"}
     )
     enable_prefix_caching: bool = field(default=True, metadata={"help": "reuse KV blocks of equal prompt beginnings"})
+    max_state_checkpoints: int = field(
+        default=32,
+        metadata={
+            "help": "for models with a state beside keys and values: states that the prefix cache keeps, each as large "
+            "as that of a running sequence"
+        },
+    )
     speculative_config: SpeculativeConfig | None = field(
         default=None,
         metadata={
@@ -101,10 +108,16 @@ class SchedulerConfig:
             raise ValueError(f"block_size must be from 1 to {MAX_BLOCK_SIZE}")
         if not 0 < self.prefill_share <= 1:
             raise ValueError("prefill_share must be in (0, 1]")
-        if self.max_queued_requests < 0:
-            raise ValueError("max_queued_requests must not be negative")
+        for name in ("max_queued_requests", "max_state_checkpoints"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs: each sequence needs a token a step")
+
+    @property
+    def num_checkpoints(self) -> int:
+        """States that are kept: none without a prefix cache."""
+        return self.max_state_checkpoints if self.enable_prefix_caching else 0
 
     @property
     def max_sampled_rows(self) -> int:

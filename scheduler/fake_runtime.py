@@ -4,15 +4,30 @@ Instead of keys and values each KV slot holds a *state*, a hash of the whole tex
 from the state before it, as found in the slots, so that a wrong, stale or overwritten block anywhere in a sequence's
 table shows at once. The next token is a function of the state and of all that the plan says about sampling.
 
+Of a model with states, each slot holds the hash of the text up to where it was left, and it must be the one that a run
+of rows goes on from.
+
 What a row adds to the state is its token, or for an image's row the image's content, the number of the embedding and
 the span's place; and its M-RoPE position where that is not the position in the sequence.
 """
 
 from array import array
 from collections import Counter
+from itertools import accumulate
 from math import isinf
 
-from scheduler.plan import PoolRows, RowLogprobs, SampleRows, StepPlan, StepResult, doubles, floats, ints, offsets
+from scheduler.plan import (
+    NO_STATE,
+    PoolRows,
+    RowLogprobs,
+    SampleRows,
+    StepPlan,
+    StepResult,
+    doubles,
+    floats,
+    ints,
+    offsets,
+)
 
 ROOT = 1
 VOCAB = 48
@@ -82,8 +97,15 @@ class FakeRuntime:
     takes the state at a position and the token behind it for the state there."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, whole_spans: bool = False, next_token: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        whole_spans: bool = False,
+        next_token: bool = False,
+        num_states: int = 0,
     ) -> None:
+        self._states: list[int] = [0] * num_states
         self._block_size = block_size
         self._next_token: list[int] | None = [0] * (num_blocks * block_size) if next_token else None
         """Of each slot the state that the layer has made there."""
@@ -115,7 +137,27 @@ class FakeRuntime:
             rows = inputs[len(states) : len(states) + query_len]
             states += self._compute(table, kv_len - query_len, rows)
         assert len(states) == len(plan.token_ids), "query_lens must sum to the number of tokens"
+        if self._states:
+            self._run(plan, states)
         return self._result(plan, states, failing)
+
+    def _run(self, plan: StepPlan, states: list[int]) -> None:
+        """Check the slots that the runs of a step read, and write those that they leave their states in."""
+        runs, sequence_ends = plan.states, {*accumulate(plan.query_lens)}
+        assert not plan.token_ids or runs.ends[-1] == len(states), "runs do not cover the step"
+        assert sequence_ends <= {0, *runs.ends}, "a run of two sequences"
+        start, written = 0, set[int]()
+        for index, (end, read, write) in enumerate(zip(runs.ends, runs.reads, runs.writes, strict=True)):
+            before = self._before[states[start]]
+            assert read == NO_STATE or before != ROOT, "a text begins with a state"
+            assert read != NO_STATE or before == ROOT, "a text goes on without a state"
+            assert read == NO_STATE or self._states[read] == before, "the state of something else than the text before"
+            follows = start > 0 and start not in sequence_ends and read == runs.writes[index - 1]
+            assert follows or read not in written, f"slot {read} is read after another sequence wrote it"
+            assert write not in written, f"slot {write} is written twice"
+            self._states[write] = states[end - 1]
+            written.add(write)
+            start = end
 
     def _predict(self, plan: StepPlan, made: list[int]) -> list[int]:
         """The states of all rows: each is that of the model at its position, extended by the token behind it."""

@@ -5,19 +5,24 @@ whole blocks only and leave at least one token to compute, so that a sequence wr
 """
 
 from scheduler.block_pool import BlockPool
+from scheduler.config import SchedulerConfig
 from scheduler.image_spans import span_content
 from scheduler.prefix_cache import CachedBlock, PrefixCache, block_key, root_key
 from scheduler.sequence import Sequence
+from scheduler.state_slots import StateSlots
 
 
 class KVBlocks:
-    """A pool of `num_blocks` blocks of `block_size` tokens."""
+    """A pool of `num_blocks` blocks of `block_size` tokens. `states` are slots beside them for models with states."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, prefix_caching: bool, states: StateSlots | None = None
+    ) -> None:
         self._block_size = block_size
         self._prefix_caching = prefix_caching
         self._cache = PrefixCache()
-        self.pool = BlockPool(num_blocks, self._cache.forget)
+        self.states = states
+        self.pool = BlockPool(num_blocks, self._forget)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -32,12 +37,15 @@ class KVBlocks:
         assert not seq.blocks, f"sequence {seq.request.seq_id} has blocks already"
         if self.pool.num_available <= spare:
             return False
-        hits = self._find_prefix(seq)
+        found = self._find_prefix(seq)
+        hits = found if self.states is None else found[: self.states.find(found)]
         taken = self.blocks_for(seq.room_to_start) - sum(self.pool.references(block) > 0 for block in hits)
         if taken + spare > self.pool.num_available:
             return False
         for block in hits:
             self.pool.retain(block)
+        if self.states is not None:
+            self.states.start(seq, hits, len(found))
         seq.blocks.extend(hits)
         seq.num_registered = len(hits)
         seq.num_computed = len(hits) * self._block_size
@@ -70,16 +78,19 @@ class KVBlocks:
             del seq.blocks[needed:]
 
     def register(self, seq: Sequence) -> None:
-        """Offer the full blocks computed since the last call to the prefix cache."""
+        """Offer the full blocks computed since the last call to the prefix cache, and the states of the last step."""
         num_full = seq.num_computed // self._block_size
-        if not self._prefix_caching or num_full == seq.num_registered:
-            return
-        for index in range(seq.num_registered, num_full):
-            self._cache.insert(seq.blocks[index], self._cached_block(seq, index))
-        seq.num_registered = num_full
+        if self._prefix_caching and num_full > seq.num_registered:
+            for index in range(seq.num_registered, num_full):
+                self._cache.insert(seq.blocks[index], self._cached_block(seq, index))
+            seq.num_registered = num_full
+        if self.states is not None:
+            self.states.settle(seq, lambda index: self._cache.find(*self._cached_block(seq, index)))
 
     def release(self, seq: Sequence) -> None:
         """Take all blocks from a sequence. The end of a text goes first, so that it is evicted before its beginning."""
+        if self.states is not None and seq.blocks:
+            self.states.release(seq)
         for block in reversed(seq.blocks):
             self.pool.release(block, keep=self._cache.holds(block))
         del seq.blocks[:]
@@ -88,11 +99,14 @@ class KVBlocks:
     def distrust(self, seq: Sequence) -> None:
         """Never serve the blocks of a failed sequence to others: its keys and values may not be finite."""
         for block in seq.blocks:
-            self._cache.forget(block)
+            self._forget(block)
 
     def awaits(self, seq: Sequence, other: Sequence) -> bool:
-        """Whether the next block that `other` completes is one that `seq` can take from the prefix cache then."""
+        """Whether the next block that `other` completes is one that `seq` can take from the prefix cache then; where
+        there are states, the next one that a state is kept behind."""
         index = other.num_computed // self._block_size
+        if self.states is not None:
+            index = self.states.next_mark(other, other.num_computed) // self._block_size - 1
         if not self._prefix_caching or index >= min(self._shareable(seq), len(other.tokens) // self._block_size):
             return False
         return self._agree(seq, other, 0) and self._agree(seq, other, index)
@@ -113,6 +127,13 @@ class KVBlocks:
                 assert not self._cache.holds(block), f"block {block} is cached and will be written"
         self.pool.check(references, self._cache.holds)
         self._cache.check()
+        if self.states is not None:
+            self.states.check(running, self._cache.holds)
+
+    def _forget(self, block: int) -> None:
+        self._cache.forget(block)
+        if self.states is not None:
+            self.states.forget(block)
 
     def _shareable(self, seq: Sequence) -> int:
         """Blocks that a sequence may take from the cache: full ones that leave a token to compute."""
@@ -145,3 +166,10 @@ class KVBlocks:
             content = self._content(seq, position)
             seq.full_blocks.append(CachedBlock(block_key(parent, content), parent, content))
         return seq.full_blocks[index]
+
+
+def make_blocks(config: SchedulerConfig, num_blocks: int, *, has_states: bool) -> KVBlocks:
+    """As configured."""
+    size = config.block_size
+    states = StateSlots(config.max_num_seqs, config.num_checkpoints, size) if has_states else None
+    return KVBlocks(num_blocks, size, prefix_caching=config.enable_prefix_caching, states=states)

@@ -7,10 +7,11 @@ from operator import add, sub
 from typing import NamedTuple
 
 from scheduler.image_spans import add_rope_rows, add_span_rows
-from scheduler.plan import ImageJobs, ImageSpans, SampleRows, ScoreRows, StepPlan, ints
+from scheduler.plan import ImageJobs, ImageSpans, SampleRows, ScoreRows, StateRuns, StepPlan, ints
 from scheduler.pooling import pool_rows
 from scheduler.sampling_rows import SampledRows, add_score_rows
 from scheduler.sequence import Sequence
+from scheduler.state_slots import StateSlots
 
 NO_DRAFTS = ints()
 
@@ -37,14 +38,16 @@ class Planned(NamedTuple):
 
 class PlanBuilder:
     """An empty step; `add` fills it. `sampled` makes the rows that sample, `slot` tells where the embeddings of an
-    image are.
+    image are, `states` where states are, in a model that has them.
 
     `build` works column by column, as `sampling_rows` does.
     """
 
-    def __init__(self, block_size: int, sampled: SampledRows, slot: Callable[[bytes], int]) -> None:
+    def __init__(
+        self, block_size: int, sampled: SampledRows, slot: Callable[[bytes], int], states: StateSlots | None = None
+    ) -> None:
         self._block_size = block_size
-        self._sampled = sampled
+        self._sampled, self._states = sampled, states
         self._slot = slot
         self._seqs: list[Sequence] = []
         self._query_lens: list[int] = []
@@ -84,6 +87,7 @@ class PlanBuilder:
             encode=encode,
             images=self._span_rows(ends),
             pool=pool,
+            states=StateRuns() if self._states is None else self._state_runs(self._states, kv_lens, ends),
         )
         num_drafts = [*map(len, self._drafts)]
         num_tokens, num_samples = [*map(sub, query_lens, num_drafts)], [*map(add, samples, num_drafts)]
@@ -134,6 +138,15 @@ class PlanBuilder:
             if seq.num_computed < seq.image_end:
                 add_span_rows(images, seq, num_tokens, end - num_tokens, self._slot)
         return images
+
+    def _state_runs(self, states: StateSlots, kv_lens: list[int], ends: list[int]) -> StateRuns:
+        runs = StateRuns()
+        for seq, kv_len, end in zip(self._seqs, kv_lens, ends, strict=True):
+            for run_end, read, write in states.runs(seq, kv_len):
+                runs.ends.append(end - kv_len + run_end)
+                runs.reads.append(read)
+                runs.writes.append(write)
+        return runs
 
     def _rope_rows(self, kv_lens: list[int]) -> "array[int]":
         """Of every token, if one of them needs them."""

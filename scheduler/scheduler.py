@@ -8,6 +8,7 @@ computed tokens, a step closes part of the gap, and a sequence whose last known 
 from array import array
 from bisect import insort
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from scheduler import policy
@@ -18,7 +19,7 @@ from scheduler.encoder_cache import NO_ENCODER, EncoderLimits
 from scheduler.flight import Flight
 from scheduler.images import ImagePlanner
 from scheduler.invariants import check_queues
-from scheduler.kv_blocks import KVBlocks
+from scheduler.kv_blocks import make_blocks
 from scheduler.masks import TokenMasks
 from scheduler.outcome import failure, logprob_at, pooled_event, take_tokens, token_event, whereabouts
 from scheduler.plan import StepPlan, StepResult, ints
@@ -33,7 +34,8 @@ from scheduler.stats import Counters, SchedulerStats
 
 class Scheduler:
     """Schedules sequences on `num_blocks` KV blocks for a model of at most `max_model_len` tokens, and their images
-    within the limits of `encoder`. `masks` knows the grammars of those that have one."""
+    within the limits of `encoder`. `masks` knows the grammars of those that have one. `has_states` of a model that goes
+    through a text with a state. `drafter` is one for tests, in place of the configured one."""
 
     def __init__(
         self,
@@ -46,20 +48,21 @@ class Scheduler:
         step_cost: StepCost = ANY_STEP,
         steps_in_flight: int = 1,
         drafter: Drafter | None = None,
+        has_states: bool = False,
     ) -> None:
-        """`drafter` is one for tests, in place of the configured one."""
-        self._config = config
+        self._config, self._max_model_len = config, max_model_len
         self._max_total = min(max_model_len, num_blocks * config.block_size)
-        self._max_model_len = max_model_len
-        self._kv = KVBlocks(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
+        self._kv = make_blocks(config, num_blocks, has_states=has_states)
         self._images = ImagePlanner(encoder)
         self._live: dict[int, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._sampled = SampledRows(masks)
         self._speculation = Speculation(drafter) if drafter else make_speculation(config, step_cost, masks)
+        self._new_step = partial(PlanBuilder, config.block_size, self._sampled, self._images.slot, self._kv.states)
         self._flight = Flight(steps_in_flight)
         assert steps_in_flight == 1 or not self._speculation.has_steps, "drafts follow from the step before"
+        assert not has_states or not (drafter or config.speculative_config), "no state goes back behind a draft"
         self._next_arrival = self._live_prompt_tokens = 0
         self._earliest_deadline = inf
         self._events: list[TokenEvent] = []
@@ -108,21 +111,19 @@ class Scheduler:
             prompts += self._admit(prompts, share)
         ready = self._images.ready(prompts, share, int(part * config.max_encode_pixels), self._flight.may_wait)
         chunks = policy.split_share(ready, share, limit, whole_spans=self._images.limits.whole_spans)
-        builder = PlanBuilder(config.block_size, self._sampled, self._images.slot)
+        builder = self._new_step()
         drafts = self._speculation.drafts(decodes, sum(num_tokens for _, num_tokens in chunks), limit, self._kv)
         for seq, following in zip(decodes, drafts, strict=True):
             builder.add(seq, 1, following)
         for seq, num_tokens in chunks:
             builder.add(seq, num_tokens)
-        if not builder.num_tokens:
-            return None
-        return self._flight.begin(builder, self._images)
+        return self._flight.begin(builder, self._images) if builder.num_tokens else None
 
     def plan_relief(self) -> StepPlan:
         """A step without tokens, for when memory is scarce: the runtime forgets all images and blocks that are only
         kept for those who may want them again. To be committed like any other."""
         self._images.forget_unused()
-        plan = self._flight.begin(PlanBuilder(self._config.block_size, self._sampled, self._images.slot), self._images)
+        plan = self._flight.begin(self._new_step(), self._images)
         return replace(plan, free_blocks=ints(self._kv.pool.forget_cached()))
 
     def commit(self, result: StepResult, now: float) -> None:
@@ -136,8 +137,7 @@ class Scheduler:
         row = score_row = 0
         for seq, num_tokens, drafts, samples, scored in planned.by_sequence():
             if seq.status is Status.RUNNING:
-                if scored:
-                    seq.prompt_scores += [logprob_at(result.scored, score_row + index) for index in range(scored)]
+                seq.prompt_scores += [logprob_at(result.scored, score_row + index) for index in range(scored)]
                 self._advance(seq, num_tokens, drafts, result, row if samples else None)
             row += samples
             score_row += scored
@@ -154,8 +154,8 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Gauges and counters as of now."""
-        queues = len(self._running), len(self._waiting)
-        return self._counters.stats(*queues, self._kv.pool, self._images, self._speculation.stats())
+        speculation, pool = self._speculation.stats(), self._kv.pool
+        return self._counters.stats(len(self._running), len(self._waiting), pool, self._images, speculation)
 
     def check_invariants(self) -> None:
         """Assert that nothing is lost, shared by mistake or in two places. O(blocks + sequences)."""

@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from scheduler.guesses import Guesses
 from scheduler.lookup import TextIndex
-from scheduler.plan import doubles, ints
+from scheduler.plan import NO_STATE, doubles, ints
 from scheduler.prefix_cache import CachedBlock
 from scheduler.request import Request, TokenLogprob
 
@@ -19,6 +19,22 @@ class Status(Enum):
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
+
+
+@dataclass(slots=True)
+class StateUse:
+    """Which slots have to do with a sequence of a model with states; see `state_slots`."""
+
+    own: int = NO_STATE
+    """Its own slot, as long as it runs."""
+    newest: int = NO_STATE
+    """Where the state behind its computed tokens is: its own slot, or a checkpoint's."""
+    following: int = NO_STATE
+    """Where it will be when its step is computed."""
+    written: list[tuple[int, int]] = field(default_factory=list)
+    """Checkpoints that its step makes: how many tokens they are behind, and their slots."""
+    parting: int = 0
+    """How much of its text the prefix cache had when it began to run, if a state was missing there; else 0."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -58,6 +74,7 @@ class Sequence:
     """Images from `next_image` up to this one are encoded and pinned."""
     num_looked_up: int = 0
     """Images that were counted as encoder hits or misses."""
+    state: StateUse = field(default_factory=StateUse)
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     guesses: Guesses | None = None
     text_index: TextIndex | None = None

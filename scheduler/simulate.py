@@ -30,6 +30,8 @@ from scheduler.simulated_requests import (
 
 STEPS_PER_POOL = 200
 MAX_DRAIN_STEPS = 5000
+STATES = 4
+"""Kinds of models without states."""
 COUNTERS = (
     "preemptions",
     "prefix_queries",
@@ -76,7 +78,7 @@ class Summary:
 class _World:
     """A scheduler, a runtime and the users of one pool."""
 
-    def __init__(self, random: Random, *, with_images: bool) -> None:
+    def __init__(self, random: Random, *, with_images: bool, with_states: bool) -> None:
         self._random = random
         config, num_blocks, max_model_len = random_config(random)
         pictures, encoder = random_pictures(random) if with_images else (), EncoderLimits()
@@ -84,11 +86,13 @@ class _World:
             config, encoder = random_encoder(random, config, pictures)
         self._config = config
         self._live: dict[int, tuple[list[Part], Request, Oracle]] = {}
-        kind = random.randrange(4)
+        kind = STATES if with_states else random.randrange(STATES)
         drafter = Clairvoyant(random, lambda seq_id: self._live[seq_id][2]) if kind == 0 else None
         if kind in (1, 2):
             config = replace(config, speculative_config=SELF if kind == 1 else MTP)
-        self._most = random.choice((1, 2, 4)) if kind in (0, 3) else 1
+        if with_states:
+            config = replace(config, max_state_checkpoints=random.choice((0, 1, 3, 30)))
+        self._most = random.choice((1, 2, 4)) if kind not in (1, 2) else 1
         self._flight: deque[tuple[StepResult, bool]] = deque()
         """Results of steps that are not committed, and whether something failed in them."""
         self.scheduler = Scheduler(
@@ -98,9 +102,14 @@ class _World:
             encoder=encoder,
             drafter=drafter,
             steps_in_flight=self._most,
+            has_states=with_states,
         )
         self._runtime = FakeRuntime(
-            num_blocks, config.block_size, whole_spans=encoder.whole_spans, next_token=kind == 2
+            num_blocks,
+            config.block_size,
+            whole_spans=encoder.whole_spans,
+            next_token=kind == 2,
+            num_states=config.max_num_seqs + config.num_checkpoints if with_states else 0,
         )
         self._users = RequestMaker(random, pictures)
         self._max_total = min(max_model_len, num_blocks * config.block_size)
@@ -228,28 +237,18 @@ class _World:
             assert needed.isdisjoint(without), "accepted without pixels"
 
 
-def simulate(steps: int, seed: int, *, with_images: bool = False) -> Summary:
+def simulate(steps: int, seed: int, *, with_images: bool = False, with_states: bool = False) -> Summary:
     """At least `steps` random steps over pools and limits of many sizes. Raises AssertionError at the first fault."""
     random = Random(seed)
     total, digest = Summary(), blake2b()
     while total.steps < steps:
-        world = _World(random, with_images=with_images)
+        world = _World(random, with_images=with_images, with_states=with_states)
         for _ in range(min(STEPS_PER_POOL, steps - total.steps)):
             world.step(arrivals=True)
         summary = world.finish()
-        total.steps += summary.steps
-        total.accepted += summary.accepted
-        total.refused += summary.refused
-        total.finished += summary.finished
-        total.pooled += summary.pooled
-        total.preemptions += summary.preemptions
-        total.prefix_hits += summary.prefix_hits
-        total.generation_tokens += summary.generation_tokens
-        total.draft_tokens += summary.draft_tokens
-        total.accepted_tokens += summary.accepted_tokens
-        total.images_encoded += summary.images_encoded
-        total.encoder_hits += summary.encoder_hits
-        total.pixels_missing += summary.pixels_missing
+        for part in fields(Summary):
+            if part.name != "digest":
+                setattr(total, part.name, getattr(total, part.name) + getattr(summary, part.name))
         digest.update(summary.digest)
     total.digest = digest.digest()
     return total

@@ -8,10 +8,11 @@ from random import Random
 
 import pytest
 
+from scheduler import state_slots
 from scheduler.config import SchedulerConfig, SpeculativeConfig
 from scheduler.encoder_cache import EncoderLimits
 from scheduler.fake_runtime import IMAGE_TOKEN, FakeRuntime
-from scheduler.plan import ImageJobs, SampleRows, StepPlan, ints
+from scheduler.plan import ImageJobs, SampleRows, StateRuns, StepPlan, ints
 from scheduler.request import FinishReason, Image, PromptImages, Request, Span
 from scheduler.scheduler import Scheduler
 from scheduler.simulate import simulate
@@ -47,6 +48,15 @@ def test_ten_thousand_random_steps_with_images() -> None:
     assert summary.prefix_hits > 500
     assert summary.preemptions > 50
     assert summary.pixels_missing > 20
+
+
+@pytest.mark.parametrize("with_images", [False, True])
+def test_random_steps_of_models_with_states(with_images: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slot that is read is checked; checkpoints are made all along a text."""
+    monkeypatch.setattr(state_slots, "MARK_TOKENS", 4)
+    summary = simulate(2500, seed=1, with_images=with_images, with_states=True)
+    assert summary.prefix_hits > 50
+    assert summary.preemptions > 10
 
 
 @pytest.mark.parametrize("with_images", [False, True])
@@ -159,6 +169,26 @@ def test_fake_runtime_notices_wrong_plans() -> None:
     runtime.execute(_plan(token_ids=[9, 9], query_lens=[2], kv_lens=[2], block_tables=[1]))  # overwrites block 1
     with pytest.raises(AssertionError, match="holds something else"):
         runtime.execute(_plan(token_ids=[5], query_lens=[1], kv_lens=[length + 1], block_tables=[0, 1, 2, 3]))
+
+
+def test_fake_runtime_notices_wrong_states() -> None:
+    right = replace(_plan(), states=StateRuns(ends=ints([8, 12]), reads=ints([-1, 3]), writes=ints([3, 0])))
+    FakeRuntime(4, 4, num_states=4).execute(right)
+    wrong: list[tuple[str, list[int], list[int], list[int]]] = [
+        ("do not cover", [8], [-1], [3]),
+        ("begins with a state", [8, 12], [2, 3], [3, 0]),
+        ("goes on without a state", [8, 12], [-1, -1], [3, 0]),
+        ("something else than the text", [8, 12], [-1, 2], [3, 0]),
+    ]
+    for message, ends, reads, writes in wrong:
+        states = StateRuns(ends=ints(ends), reads=ints(reads), writes=ints(writes))
+        with pytest.raises(AssertionError, match=message):
+            FakeRuntime(4, 4, num_states=4).execute(replace(right, states=states))
+    two = _plan(token_ids=[1, 2, 1], query_lens=[2, 1], kv_lens=[2, 1], block_tables=[0, 1])
+    with pytest.raises(AssertionError, match="two sequences"):
+        FakeRuntime(4, 4, num_states=4).execute(
+            replace(two, states=StateRuns(ends=ints([3]), reads=ints([-1]), writes=ints([0])))
+        )
 
 
 def _image_plan() -> StepPlan:

@@ -1,0 +1,139 @@
+"""Which slots hold the states of texts, for models with layers that go through a text with one. Owned by `KVBlocks`,
+engine process.
+
+A running sequence has a slot of its own. Others keep *checkpoints*: the state behind a full block that the prefix cache
+knows. A text that begins alike goes on from the last one, so a hit ends there. States are never copied: a run of rows
+reads one slot and writes another (`plan.StateRuns`), so a checkpoint is made by a run that ends at its mark and writes
+its slot, and used by a run that reads it.
+
+Marks are the end of the last full block of a prompt, where its text was found in the prefix cache and no state was
+(two texts part there), and every so many tokens.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from scheduler.plan import NO_STATE
+from scheduler.sequence import Sequence
+
+MARK_TOKENS = 512
+"""Between marks in a long text."""
+
+
+class StateSlots:
+    """Slots for `num_running` sequences, and behind them for `num_checkpoints`."""
+
+    def __init__(self, num_running: int, num_checkpoints: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._num_running, self._num_checkpoints = num_running, num_checkpoints
+        self._step = max(1, MARK_TOKENS // block_size) * block_size
+        self._free = list(range(num_running - 1, -1, -1))
+        self._free_checkpoints = list(range(num_running + num_checkpoints - 1, num_running - 1, -1))
+        self._kept: OrderedDict[int, int] = OrderedDict()
+        """Block -> slot of the state behind it, the one that was used longest ago first."""
+        self._kept_slots: set[int] = set()
+        self._holders = [0] * (num_running + num_checkpoints)
+        """Of a checkpoint's slot: sequences that go on from there, and runs in flight that write it."""
+
+    def find(self, blocks: list[int]) -> int:
+        """How many of the blocks that a text begins with lie before a state that it can go on from."""
+        return next((count for count in range(len(blocks), 0, -1) if blocks[count - 1] in self._kept), 0)
+
+    def start(self, seq: Sequence, blocks: list[int], num_found: int) -> None:
+        """A sequence begins to run, from behind `blocks` that `find` gave, of `num_found` that the cache has."""
+        state = seq.state
+        state.own = self._free.pop()
+        state.parting = num_found * self._block_size if num_found > len(blocks) else 0
+        if blocks:
+            self._kept.move_to_end(blocks[-1])
+            state.newest = self._kept[blocks[-1]]
+            self._holders[state.newest] += 1
+
+    def runs(self, seq: Sequence, end: int) -> Iterator[tuple[int, int, int]]:
+        """A step computes the rows up to `end`: (one past the last row, slot to read, slot to write) of each run."""
+        state, newest, position = seq.state, seq.state.newest, seq.num_computed
+        while (mark := self.next_mark(seq, position)) <= end and (slot := self._take_checkpoint()) is not None:
+            state.written.append((mark, slot))
+            yield mark, newest, slot
+            newest, position = slot, mark
+        if position < end:
+            yield end, newest, state.own
+            newest = state.own
+        state.following = newest
+
+    def next_mark(self, seq: Sequence, position: int) -> int:
+        """The first one behind a position."""
+        last_of_prompt = (seq.num_prompt - 1) // self._block_size * self._block_size
+        marks = (seq.state.parting, last_of_prompt, position // self._step * self._step + self._step)
+        return min(mark for mark in marks if mark > position)
+
+    def settle(self, seq: Sequence, known_block: Callable[[int], int | None]) -> None:
+        """The runs of its step are computed. `known_block` tells under which block the prefix cache has the text of a
+        full block."""
+        state = seq.state
+        before, state.newest = state.newest, state.following
+        for mark, slot in state.written:
+            block = known_block(mark // self._block_size - 1)
+            if block is not None and block not in self._kept:
+                self._kept[block] = slot
+                self._kept_slots.add(slot)
+        if state.newest >= self._num_running and state.newest != before:
+            self._holders[state.newest] += 1
+        self._let_go(state.written)
+        if before >= self._num_running and before != state.newest:
+            self._drop(before)
+
+    def release(self, seq: Sequence) -> None:
+        """A sequence ends, or waits again."""
+        state = seq.state
+        self._let_go(state.written)
+        if state.newest >= self._num_running:
+            self._drop(state.newest)
+        self._free.append(state.own)
+        state.own = state.newest = state.following = NO_STATE
+
+    def forget(self, block: int) -> None:
+        """The prefix cache forgets a block."""
+        slot = self._kept.pop(block, None)
+        if slot is not None:
+            self._kept_slots.remove(slot)
+            if not self._holders[slot]:
+                self._free_checkpoints.append(slot)
+
+    def check(self, running: list[Sequence], holds: Callable[[int], bool]) -> None:
+        """Assert that each slot is somebody's or free, and that checkpoints are of blocks that the prefix cache has."""
+        own = [seq.state.own for seq in running]
+        assert sorted(own + self._free) == list(range(self._num_running)), "a slot is lost or two sequences have it"
+        holders = [0] * len(self._holders)
+        for seq in running:
+            for slot in (*(slot for _, slot in seq.state.written), seq.state.newest):
+                holders[slot] += slot >= self._num_running
+        assert holders == self._holders, "holders of states are miscounted"
+        held = {slot for slot, count in enumerate(holders) if count}
+        used = sorted(held | self._kept_slots)
+        assert self._kept_slots == set(self._kept.values()), "checkpoints and their slots disagree"
+        checkpoints = list(range(self._num_running, self._num_running + self._num_checkpoints))
+        assert sorted(used + self._free_checkpoints) == checkpoints, "a checkpoint's slot is lost or in use and free"
+        assert all(map(holds, self._kept)), "a state of a block that cannot be found"
+
+    def _take_checkpoint(self) -> int | None:
+        """A slot to write: a free one, else that of the checkpoint that was used longest ago; None if all are held."""
+        if not self._free_checkpoints:
+            unheld = (block for block, slot in self._kept.items() if not self._holders[slot])
+            block = next(unheld, None)
+            if block is None:
+                return None
+            self.forget(block)
+        slot = self._free_checkpoints.pop()
+        self._holders[slot] = 1
+        return slot
+
+    def _let_go(self, written: list[tuple[int, int]]) -> None:
+        for _, slot in written:
+            self._drop(slot)
+        written.clear()
+
+    def _drop(self, slot: int) -> None:
+        self._holders[slot] -= 1
+        if not self._holders[slot] and slot not in self._kept_slots:
+            self._free_checkpoints.append(slot)
