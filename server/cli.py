@@ -1,4 +1,4 @@
-"""The command `firstlight`: serve, chat, loadtest, quality, doctor. Parses, then hands over to a module of its own."""
+"""The command `firstlight`. Parses, then hands over to a module of its own."""
 
 import argparse
 import importlib.metadata
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from loadtest.arguments import add_arguments as add_loadtest_arguments
 from model_runtime.weights.errors import CheckpointError
 from server import chat_command, doctor, quality_command, serve_command
+from server.align import command as align_command
 from server.config import add_arguments, resolve
 from server.embedded import EmbeddedModelMissing
 from server.models import ModelNotFound
@@ -49,6 +50,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Load any server with OpenAI's API over HTTP and measure it: latency, throughput, goodput, errors.",
     )
     add_loadtest_arguments(load)
+    _add_checks(commands)
+    return parser
+
+
+def _add_checks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Commands that look at a model or the machine, and serve nothing."""
     quality = commands.add_parser(
         "quality",
         help="what quantisation costs a model",
@@ -57,6 +64,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: firstlight quality ~/checkpoints/Qwen3-0.6B --quantization int8 --min-agreement 0.98",
     )
     quality_command.add_arguments(quality)
+    alignment = commands.add_parser(
+        "align",
+        help="compare a model with transformers, operation by operation",
+        description="Give product and reference the same tokens and compare what they compute, layer by layer and "
+        "operation by operation. Exit code 1 where they differ by more than rounding; the first place is named.",
+        epilog="example: firstlight align ~/checkpoints/Qwen3-0.6B --html report.html",
+    )
+    align_command.add_arguments(alignment)
     check = commands.add_parser(
         "doctor",
         help="check this machine",
@@ -64,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
         "and say what to do about what is missing. Exit code 1 when the server could not run.",
     )
     doctor.add_arguments(check)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -83,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             code = command.run(arguments)
         elif arguments.command == "quality":
             code = quality_command.run(arguments)
+        elif arguments.command == "align":
+            code = align_command.run(arguments)
         else:
             code = doctor.run(arguments)
     except (OptionError, ModelNotFound, EmbeddedModelMissing, CheckpointError) as error:

@@ -61,6 +61,7 @@ class Decoder:
         """`dtype` is that of hidden states; the compiled CPU operations know float32 only. `parameters` are those of
         `share`; without it there is one rank."""
         self.config, self.ops, self.dtype = config, ops, dtype
+        self.parameters = parameters
         self.collectives = Alone() if collectives is None else collectives
         self.share = split(config, 1)[0] if share is None else share
         self._vocabulary = vocabulary_parts(config.vocab_size, self.collectives.size)

@@ -2,7 +2,7 @@
 several matrices in one. Used by `checkpoint.py`, engine and worker processes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
 
@@ -20,13 +20,12 @@ from model_runtime.weights.stacks import unstacked
 
 def plain_source(source: TensorSource, config: ModelConfig) -> TensorSource:
     """The tensors under plain keys. Raises CheckpointError for a matrix that has not the rows of its parts together."""
-    family = family_named(config.family)
-    spelling = family.spelling or partial(_usual, family)
-    source = unstacked(source) if family.stacked_experts else source
+    spelling = spelling_of(config)
+    source = unstacked(source) if family_named(config.family).stacked_experts else source
     names: dict[str, tuple[str, slice]] = {}
     for key in sorted(source):
         rows = (*source[key].shape, 1)[0]
-        parts = spelling(key, rows, config)
+        parts = spelling(key, rows)
         count = sum(part.stop - part.start for part in parts.values())
         if parts and count != rows:
             raise CheckpointError(f"{key} has {rows} rows; the architecture needs {count}")
@@ -38,6 +37,13 @@ def plain_source(source: TensorSource, config: ModelConfig) -> TensorSource:
 
 def _rows(tensor: StoredTensor, rows: slice) -> StoredTensor:
     return tensor if rows == slice(0, (*tensor.shape, 1)[0]) else Rows(tensor, rows)
+
+
+def spelling_of(config: ModelConfig) -> Callable[[str, int], Mapping[str, slice]]:
+    """(a key of the family's files, rows of its tensor) -> the plain keys for what is in it, and the rows of each."""
+    family = family_named(config.family)
+    spelling = family.spelling or partial(_usual, family)
+    return lambda key, rows: spelling(key, rows, config)
 
 
 def _usual(family: Family, key: str, rows: int, config: ModelConfig) -> Mapping[str, slice]:

@@ -1,0 +1,162 @@
+"""Runs the product over a reference's prompts, and says where the two differ. Called by `server/align/command.py`.
+
+The product runs three times: as it serves, which gives the logits; operation by operation, which gives the error by
+depth; and with every operation given the reference's input, which tells an operation that is wrong from one that
+inherits an error.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from model_runtime.align.measure import (
+    Difference,
+    LogitsDifference,
+    Precisions,
+    coarser,
+    compare_logits,
+    difference,
+)
+from model_runtime.align.places import LOGITS, layer_of, named_parameters
+from model_runtime.align.product import Product
+from model_runtime.align.prompts import Prompts, num_blocks, steps
+from model_runtime.align.reference import Reference
+from model_runtime.align.tracer import Recorder, Taken, traced_decoder
+from model_runtime.models.decoder import decoder_table
+from model_runtime.weights.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceReport:
+    """One place."""
+
+    place: str
+    layer: int | None
+    kind: str
+    operation: str
+    own: Difference
+    """Given the reference's input."""
+    inherited: Difference
+    """Given the product's."""
+    limit: float
+    """Of `own.max_rel`."""
+
+    @property
+    def diverges(self) -> bool:
+        """By itself."""
+        return not self.own.max_rel <= self.limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alignment:
+    """The whole comparison."""
+
+    places: tuple[PlaceReport, ...]
+    """In the order in which the product computes."""
+    logits: LogitsDifference
+    logits_limit: float
+    """Of `logits.max_rel`."""
+    same_path: float
+    """How far the logits of the product as it serves are from those operation by operation; compiled kernels give the
+    same bits."""
+    unobserved: tuple[str, ...]
+    """Places of the reference that the product does not compute."""
+
+    @property
+    def first(self) -> PlaceReport | None:
+        """The first place that diverges."""
+        return next((place for place in self.places if place.diverges), None)
+
+    @property
+    def passed(self) -> bool:
+        """Whether product and reference are the same but for rounding."""
+        logits = self.logits
+        is_near = logits.max_rel <= self.logits_limit and not logits.decided
+        return self.first is None and is_near and self.same_path <= self.logits_limit
+
+
+@torch.inference_mode()
+def logits_of(product: Product, prompts: Prompts, recorder: Recorder | None) -> Tensor:
+    """[L, V] float32 of all prompts, through the paged cache."""
+    size = product.block_size
+    kv = product.allocate(num_blocks(prompts, size))
+    decoder = product.decoder if recorder is None else traced_decoder(product.decoder, recorder)
+    count = sum(map(len, prompts))
+    logits_LV: Tensor | None = None
+    for step in steps(prompts, size):
+        if recorder is not None:
+            recorder.rows_T = step.rows_T
+        hidden_TC = decoder.forward(product.batch(step.plan), kv)
+        found_TV = decoder.logits(hidden_TC).float().cpu()
+        if logits_LV is None:
+            logits_LV = torch.empty(count, found_TV.shape[1])
+        logits_LV[step.rows_T] = found_TV
+    assert logits_LV is not None, "there are no prompts"
+    return logits_LV
+
+
+def align(product: Product, reference: Reference) -> Alignment:
+    """Compare them."""
+    prompts = reference.prompts
+    _check_width(reference, product.decoder.config.vocab_size)
+    served_LV = logits_of(product, prompts, None)
+    free, forced = (Recorder(reference, is_forced=is_forced) for is_forced in (False, True))
+    traced_LV, forced_LV = (logits_of(product, prompts, recorder) for recorder in (free, forced))
+    precisions = replace(product.precisions, hidden=coarser(product.precisions.hidden, reference.dtype))
+    reports = [
+        _report(name, taken, free.taken[name].values, reference, precisions)
+        for name, taken in sorted(forced.taken.items(), key=lambda item: item[1].order)
+    ]
+    logits = Taken(kind="logits", operation="scale and cap of logits", values=forced_LV, order=len(reports))
+    reports.append(_report(LOGITS, logits, served_LV, reference, precisions))
+    limit = precisions.logits_limit(product.decoder.config.num_layers)
+    return Alignment(
+        places=tuple(_with_unused(reports, product, reference)),
+        logits=compare_logits(served_LV, reference.logits_LV, limit),
+        logits_limit=limit,
+        same_path=difference(traced_LV, served_LV).max_rel,
+        unobserved=tuple(name for name in reference.places if name not in forced.taken),
+    )
+
+
+def _with_unused(reports: list[PlaceReport], product: Product, reference: Reference) -> list[PlaceReport]:
+    """With the norms whose weights the product holds and never applies, where the reference applies them."""
+    decoder, known = product.decoder, {report.place for report in reports}
+    names = named_parameters(decoder_table(decoder.config), decoder.share)
+    held = {f"{part.path}.out" for name in decoder.parameters.vectors if name in names for part in names[name].parts}
+    order = [*reference.places, LOGITS]
+    for place in sorted(held & set(reference.places) - known, key=order.index):
+        later = set(order[order.index(place) :])
+        at = next(index for index, report in enumerate(reports) if report.place in later)
+        reports.insert(at, _unused(place, reports[at]))
+    return reports
+
+
+def _unused(place: str, following: PlaceReport) -> PlaceReport:
+    kind = "qk_norm" if place.endswith(("q_norm.out", "k_norm.out")) else "norm"
+    nothing = Difference(max_abs=math.inf, max_rel=math.inf, cosine=0.0)
+    operation = f"{kind} that the product never computes, though it has its weight"
+    return replace(
+        following, place=place, layer=layer_of(place), kind=kind, operation=operation, own=nothing, inherited=nothing
+    )
+
+
+def _check_width(reference: Reference, vocab_size: int) -> None:
+    if (found := reference.logits_LV.shape[1]) != vocab_size:
+        raise CheckpointError(f"the reference has a vocabulary of {found} tokens, and the model one of {vocab_size}")
+
+
+def _report(name: str, taken: Taken, free: Tensor, reference: Reference, precisions: Precisions) -> PlaceReport:
+    expected = reference.logits_LV if name == LOGITS else reference.at(name)
+    assert expected is not None, f"{name} was compared with nothing"
+    return PlaceReport(
+        place=name,
+        layer=layer_of(name),
+        kind=taken.kind,
+        operation=taken.operation,
+        own=difference(taken.values, expected),
+        inherited=difference(free, expected),
+        limit=precisions.limit(taken.kind),
+    )

@@ -1,0 +1,1 @@
+"""`firstlight align`: the product against a reference, operation by operation."""

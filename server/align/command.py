@@ -1,0 +1,107 @@
+"""`firstlight align`: is what this model computes here what a reference computes, and if not, where does it begin?
+
+A process of its own. The reference is transformers, or a file that `--dump` wrote on a machine that has it.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from model_runtime.config import RuntimeConfig
+from server.align.report import as_json, page, show
+from server.config import add_arguments as add_options
+from server.config import resolve
+from server.models import resolve_model
+from server.options import OptionError
+
+if TYPE_CHECKING:
+    from model_runtime.align.reference import Reference
+
+EXIT_DIVERGES = 1
+TRANSFORMERS = "transformers"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command, and those of the runtime."""
+    add_options(parser, ("runtime",))
+    group = parser.add_argument_group("comparison")
+    group.add_argument(
+        "--reference",
+        default=TRANSFORMERS,
+        metavar="WHAT",
+        help="transformers (default), or a file that --dump wrote",
+    )
+    group.add_argument(
+        "--dump", type=Path, metavar="FILE", help="write the reference to this file, and do nothing else"
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="what transformers computes in (default: float32)",
+    )
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare and print; EXIT_DIVERGES where the two differ by more than rounding. Raises OptionError, ModelNotFound,
+    EmbeddedModelMissing and CheckpointError."""
+    from model_runtime.align.compare import align
+    from model_runtime.align.product import load_product
+    from model_runtime.memory import PlanError
+
+    config = resolve(arguments, os.environ)
+    _check(config.runtime, arguments)
+    model = resolve_model(config.model)
+    if arguments.dump is not None:
+        return _dump(model.path, arguments)
+    reference = _reference(model.path, arguments)
+    try:
+        product = load_product(model.path, config.runtime, lambda fraction: None)
+    except PlanError as error:
+        raise OptionError(str(error)) from None
+    found = align(product, reference)
+    title = f"{model.name} against {reference.made_by}"
+    if arguments.json is not None:
+        _write(arguments.json, json.dumps(as_json(found, title), indent=1))
+    if arguments.html is not None:
+        _write(arguments.html, page(found, title, product.computes).html())
+    show(found, title, product.computes)
+    return 0 if found.passed else EXIT_DIVERGES
+
+
+def _check(runtime: RuntimeConfig, arguments: argparse.Namespace) -> None:
+    if runtime.num_ranks > 1:
+        raise OptionError("align computes with one rank: leave the parallel sizes out")
+    if arguments.dump is not None and arguments.reference != TRANSFORMERS:
+        raise OptionError("--dump writes what transformers computes: leave --reference out")
+
+
+def _reference(model: Path, arguments: argparse.Namespace) -> "Reference":
+    from model_runtime.align.reference import load_reference
+    from model_runtime.align.transformers_reference import reference_of
+
+    if arguments.reference == TRANSFORMERS:
+        return reference_of(model, arguments.dtype)
+    return load_reference(Path(arguments.reference))
+
+
+def _dump(model: Path, arguments: argparse.Namespace) -> int:
+    reference = _reference(model, arguments)
+    try:
+        reference.save(arguments.dump)
+    except OSError as error:
+        raise OptionError(f"cannot write {arguments.dump}: {error}") from None
+    tokens = ", ".join(str(len(prompt)) for prompt in reference.prompts)
+    print(f"{arguments.dump}: {len(reference.places)} places of {reference.made_by}, prompts of {tokens} tokens")
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write {path}: {error}") from None

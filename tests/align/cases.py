@@ -1,0 +1,54 @@
+"""Checkpoints with the reference's values, and the product aligned with some flag flipped."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import model_runtime.checkpoint
+from model_runtime.align.compare import Alignment, align
+from model_runtime.align.product import Product, load_product
+from model_runtime.align.prompts import lengths_for, seeded_prompts
+from model_runtime.align.reference import Reference
+from model_runtime.align.transformers_reference import run_transformers
+from model_runtime.architecture import ModelConfig
+from model_runtime.config import RuntimeConfig
+from tests.family_cases import make_random_model
+
+Flip = Callable[[ModelConfig], ModelConfig]
+Break = Callable[[Product], None]
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A checkpoint and its reference."""
+
+    folder: Path
+    reference: Reference
+
+    def product(self, flip: Flip | None = None, runtime: RuntimeConfig | None = None) -> Product:
+        """With another architecture than the files say."""
+        runtime = runtime or RuntimeConfig(prepare_weights=False, threads=1)
+        if flip is None:
+            return load_product(self.folder, runtime, lambda fraction: None)
+        read = model_runtime.checkpoint.read_hf_config
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model_runtime.checkpoint, "read_hf_config", lambda *files: flip(read(*files)))
+            return load_product(self.folder, runtime, lambda fraction: None)
+
+    def compared(self, flip: Flip | None = None, broken: Break | None = None) -> Alignment:
+        """The product, flipped or broken, against the reference."""
+        product = self.product(flip)
+        if broken is not None:
+            broken(product)
+        return align(product, self.reference)
+
+
+def make_aligned(folder: Path, family: str, seed: int) -> Aligned:
+    """Of a random model of a family."""
+    model = make_random_model(folder, family, seed)
+    config = model_runtime.checkpoint.read_hf_config(model.config.to_dict(), None)
+    prompts = seeded_prompts(lengths_for(config.sliding_windows, config.max_position), config.vocab_size)
+    return Aligned(folder, run_transformers(model, config, prompts, torch.float32))
