@@ -16,6 +16,7 @@ from server.embedded import EmbeddedModelMissing
 from server.models import ModelNotFound
 from server.options import OptionError
 from server.torchrun import torchrun_variables
+from server.validate import settings as validate_settings
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -72,6 +73,14 @@ def _add_checks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog="example: firstlight align ~/checkpoints/Qwen3-0.6B --html report.html",
     )
     align_command.add_arguments(alignment)
+    gate = commands.add_parser(
+        "validate",
+        help="check a model on this machine, end to end",
+        description="Start a server with these options and check it: answers, preemption, speed, a soak. One HTML and "
+        "one JSON report with a verdict; exit code 1 when a check failed. What passed is not run again.",
+        epilog="example: firstlight validate ~/checkpoints/Qwen3-0.6B --max-model-len 4096 --soak-minutes 10",
+    )
+    validate_settings.add_flags(gate)
     check = commands.add_parser(
         "doctor",
         help="check this machine",
@@ -99,6 +108,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             code = quality_command.run(arguments)
         elif arguments.command == "align":
             code = align_command.run(arguments)
+        elif arguments.command == "validate":
+            from server.validate import command as validate_command
+
+            code = validate_command.run(arguments)
         else:
             code = doctor.run(arguments)
     except (OptionError, ModelNotFound, EmbeddedModelMissing, CheckpointError) as error:

@@ -33,6 +33,7 @@ RUNTIME_USERS = {
     "server/speculation_check.py",
     "server/structured_bench.py",
     "server/quality_command.py",
+    "server/validate/machine.py",
     "server/align/command.py",
     "server/align/report.py",
 }

@@ -1,0 +1,114 @@
+"""A server as a child process, started as a user starts it, and what its processes take. Used by `gate.py`.
+
+The child is ended by its process id, whatever happens.
+"""
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+END_SECONDS = 60.0
+"""In which the child ends by itself after SIGTERM."""
+TITLE = "firstlight: "
+ENGINE_TITLES = re.compile(r"engine|rank")
+METRICS_PREFIX = "firstlight:"
+
+
+class ServerDidNotStart(Exception):
+    """The message has the last lines that it wrote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalServer:
+    """A running `firstlight serve`."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+    started: str
+    """What it printed until it was ready."""
+    http: httpx.Client
+
+    def is_running(self) -> bool:
+        """Whether the supervisor is there."""
+        return self.process.poll() is None
+
+    def children(self) -> dict[str, psutil.Process]:
+        """Its processes by title, but for those that are just ending."""
+        named: dict[str, psutil.Process] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    title = " ".join(child.cmdline())
+                    if title.startswith(TITLE):
+                        named[title.removeprefix(TITLE).strip()] = child
+        return named
+
+    def metric(self, name: str) -> float:
+        """A counter or gauge, added up over engines. Raises httpx.HTTPError."""
+        families = text_string_to_metric_families(self.http.get("/metrics").text)
+        samples = (sample for family in families for sample in family.samples)
+        return sum(sample.value for sample in samples if sample.name == METRICS_PREFIX + name)
+
+    def is_idle(self) -> bool:
+        """Nothing runs or waits, and every block is free or only cached. Raises httpx.HTTPError."""
+        now = self.http.get("/health/progress").json()
+        return bool(now["running"] == now["waiting"] == 0 and now["free_blocks"] == now["total_blocks"])
+
+
+@contextlib.contextmanager
+def started(arguments: Sequence[str], log: Path, headers: dict[str, str], timeout: float) -> Iterator[LocalServer]:
+    """`serve` with these arguments, ready, on a port that is free; its log goes to a file, and a request may take
+    `timeout` seconds. Raises ServerDidNotStart."""
+    command = [sys.executable, "-m", "server.cli", "serve", *arguments, "--host", "127.0.0.1", "--port", "0"]
+    with log.open("a", encoding="utf-8") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+    try:
+        url, said = _wait(process, log)
+        with httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
+            yield LocalServer(process=process, url=url, started=said, http=http)
+    finally:
+        _end(process)
+
+
+def _wait(process: "subprocess.Popen[str]", log: Path) -> tuple[str, str]:
+    """Until it says where it is: (URL, all that it said). A child that cannot start ends by itself."""
+    assert process.stdout is not None
+    said: list[str] = []
+    url = ""
+    for line in process.stdout:
+        said.append(line)
+        if " is ready on " in line:
+            url = line.split(" is ready on ")[1].split(" ")[0]
+        if url and line.startswith("curl "):
+            return url, "".join(said)
+    wrote = "".join(said) + log.read_text(encoding="utf-8", errors="replace")
+    raise ServerDidNotStart("\n".join(wrote.strip().splitlines()[-8:]))
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory of a process that is no file's. Raises OSError, ValueError where the system does not tell."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("smaps_rollup has no line 'Anonymous:'")

@@ -1,0 +1,161 @@
+"""`firstlight validate`: what its checks make of what they see, and and of a tiny model that takes pictures."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtest.metrics import summarize
+from loadtest.record import Record
+from loadtest.runner import ClientCost, LevelResult
+from loadtest.settings import Level
+from server.cli import main
+from server.tiny_vlm import write_tiny_vlm
+from server.validate import document, state
+from server.validate.asking import Answer, difference
+from server.validate.curves import Weights, speed_checks, weights_of
+from server.validate.images import Seen, distance, made_pictures
+from server.validate.load import Load
+from server.validate.machine import Limits
+from server.validate.memory_slope import Life
+from server.validate.result import StageResult, checked, skipped
+from server.validate.soak import growth_checks
+
+ANSWER = Answer(
+    text="one two",
+    token_ids=(5, 6, 7),
+    logprobs=(-0.5, -0.25, -1.0),
+    best=(-0.5, -0.25, -1.0),
+    finish_reason="length",
+    prompt_tokens=4,
+    completion_tokens=3,
+    total_tokens=7,
+    cached_tokens=0,
+)
+
+
+def test_answers_differ_in_any_bit_or_by_more_than_the_tolerance() -> None:
+    assert difference(ANSWER, ANSWER, 0.0) == ""
+    near = replace(ANSWER, logprobs=(-0.5, -0.25, -1.0000001))
+    assert difference(ANSWER, near, 0.0) == "the log-probability of output token 2 is -1.000000, not -1.000000"
+    assert difference(ANSWER, near, 0.05) == ""
+    assert "not -1.0" in difference(ANSWER, replace(ANSWER, logprobs=(-0.5, -0.25, float("nan"))), 0.05)
+    other = replace(ANSWER, token_ids=(5, 9, 7), logprobs=(-0.5, -0.26, -3.0))
+    assert difference(ANSWER, other, 0.0) == "output token 1 is 9, not 6"
+    assert difference(ANSWER, other, 0.05) == ""  # two tokens that were as likely
+    assert difference(ANSWER, replace(other, logprobs=(-0.5, -0.9, -3.0)), 0.05) == "output token 1 is 9, not 6"
+    assert difference(ANSWER, replace(ANSWER, token_ids=(5, 6)), 0.0) == "2 output tokens, not 3"
+    assert difference(ANSWER, replace(ANSWER, finish_reason="stop"), 0.0) == "it ended with stop, not with length"
+
+
+def level(ttft: float, tpot: float) -> LevelResult:
+    record = Record(scheduled=0.0, content_times=[ttft, ttft + tpot], end=ttft + tpot)
+    record.output_tokens, record.has_usage = 2, True
+    cost = ClientCost(cores=0.0, lag_p50_ms=0.0, lag_p99_ms=0.0, lateness_p99_ms=0.0)
+    return LevelResult(
+        server="s",
+        level=Level(concurrency=1),
+        metrics=summarize([record], {}),
+        client=cost,
+        server_cores=None,
+        warnings=(),
+        records=(record,),
+    )
+
+
+def test_speed_is_held_against_what_the_machine_had_left() -> None:
+    weights = weights_of("llama, 100.0 M parameters in 100 MiB, KV cache in float16, compiled kernels")
+    assert weights == Weights(parameters=1e8, num_bytes=100 * 2**20)
+    idle, busy = Limits(read_bytes_s=20e9, flops=100e9), Limits(read_bytes_s=10e9, flops=50e9)
+    fast = speed_checks(level(1.0, 0.02), level(2.0, 0.02), 500, weights, idle, busy)
+    assert [(check.outcome, check.value) for check in fast] == [
+        ("passed", "5.24 GB/s, 52%"),  # 100 MiB in 20 ms, of the 10 GB/s of the busier moment
+        ("passed", "50 GFLOP/s, 100%"),  # 2 x 1e8 x 500 in 2 s, of 50
+    ]
+    slow = speed_checks(level(1.0, 0.08), level(16.0, 0.02), 500, weights, idle, busy)
+    assert [check.outcome for check in slow] == ["failed", "failed"]
+    assert slow[0].reason == "1.31 GB/s is 13% of what the machine gives"
+    tiny = speed_checks(level(1.0, 1.0), level(1.0, 1.0), 500, Weights(parameters=1e5, num_bytes=1e5), idle, busy)
+    assert [check.outcome for check in tiny] == ["skipped", "skipped"]
+
+
+def grown(bytes_per_request: float) -> Load:
+    load = Load(1, lambda index: "", lambda index, events: "", dict, seed=0)
+    noise = random.Random(0)
+    samples = [(ended, int(1e8 + bytes_per_request * ended + noise.gauss(0, 3e5))) for ended in range(0, 3000, 30)]
+    load.lives = {"engine": {1: Life(samples)}}
+    return load
+
+
+@pytest.mark.parametrize(("growth", "outcome"), [(0, "passed"), (1000, "passed"), (4000, "failed"), (60_000, "failed")])
+def test_memory_that_grows_with_requests_fails(growth: int, outcome: str) -> None:
+    (check,) = growth_checks(grown(growth))
+    assert (check.name, check.outcome) == ("memory does not grow with requests: engine", outcome)
+
+
+def test_a_load_counts_what_is_wrong_and_ends_by_itself() -> None:
+    load = Load(3, lambda index: "wrong" if index == 1 else "", lambda index, events: 1 / 0, dict, seed=1, rest=0.001)
+    load.run(0.2, 0.05, lambda passed: None)
+    wrong = load.problems.count("wrong")
+    assert load.ended > 20 and 0 < load.aborted < load.ended
+    assert load.problems.count("ZeroDivisionError: division by zero") == load.aborted == len(load.problems) - wrong
+    assert 0 < wrong < load.ended - load.aborted
+
+
+def test_pictures_are_what_they_are_called() -> None:
+    pictures = made_pictures()
+    assert len(set(pictures.values())) == len(pictures) == 5
+    one, other = Seen(text="a", logprobs=(-1.0,), image_tokens=4), Seen(text="a", logprobs=(-1.5,), image_tokens=4)
+    assert distance(one, other) == 0.5
+    assert distance(one, replace(one, text="b")) == np.inf
+
+
+def test_the_verdict_names_what_failed() -> None:
+    well = StageResult(checks=(checked("a", "", ""), skipped("b", "not here")))
+    ill = StageResult(checks=(checked("c", "because", "the cable"),))
+    assert document.verdict({"answers": well}, ()) == (True, "1 checks passed, 1 did not apply")
+    assert document.verdict({"answers": well, "soak": ill}, ()) == (False, "1 of 3 checks failed (soak: c)")
+    assert document.verdict({"answers": well}, ("soak",)) == (False, "not finished: soak did not run")
+    assert document.verdict({"answers": StageResult(checks=(skipped("b", "x"),))}, ())[0] is False
+
+
+def test_a_stage_that_passed_with_the_same_inputs_is_kept(tmp_path: Path) -> None:
+    path, well = tmp_path / "state.json", StageResult(checks=(checked("a", "", ""),), facts=("f",), seconds=3.5)
+    assert state.read(path) == state.State()
+    ill = StageResult(checks=(checked("a", "because", ""),))
+    kept = state.State(stages={name: state.Finished(inputs="x", result=one) for name, one in (("w", well), ("i", ill))})
+    state.write(path, kept)
+    found = state.read(path)
+    assert found == kept
+    assert found.passed("w", "x") == well
+    assert found.passed("w", "y") is found.passed("i", "x") is found.passed("n", "x") is None
+    path.write_text('{"stages": 3}')
+    assert state.read(path) == state.State()
+
+
+@pytest.mark.parametrize(
+    "flags", [["--only", "nothing"], ["--only", "soak", "--skip", "soak"], ["--soak-minutes", "0"]]
+)
+def test_what_cannot_be_asked_for(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["validate", *flags])
+    assert capsys.readouterr().err.startswith("firstlight: --")
+
+
+def test_a_tiny_model_passes_and_is_not_asked_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over HTTP, of a real server: single requests and pictures."""
+    write_tiny_vlm(tmp_path / "tiny")
+    command = ["validate", str(tmp_path / "tiny"), "--quick", "--only", "answers,images", "--folder", str(tmp_path)]
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="0"):
+            main([*command, "--max-model-len", "512"])
+    shown = capsys.readouterr()
+    assert shown.out.startswith("passed: ") and "as before" in shown.err
+    found = json.loads((tmp_path / "report.json").read_text())
+    outcomes = {check["name"]: check["outcome"] for stage in found["stages"].values() for check in stage["checks"]}
+    assert found["passed"] is True and len(outcomes) == 20
+    assert {name for name, outcome in outcomes.items() if outcome != "passed"} == {"known answers"}
+    assert "<h2>Images" in (tmp_path / "report.html").read_text()
