@@ -11,6 +11,16 @@ from model_runtime.own_block import OwnFeedForward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueryGrowth:
+    """Queries grow with their position (arXiv 2501.19399): one at p is multiplied with
+    1 + rate ln(1 + floor((p + offset) / length))."""
+
+    rate: float
+    length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
     """Rotary position embedding (RoFormer, arXiv 2104.09864) and its context extensions."""
 
@@ -40,6 +50,8 @@ class RopeConfig:
     of a token; they sum to rotary_dim / 2. Empty: all turn by its position in the sequence."""
     mrope_interleaved: bool = False
     """False: the sections follow each other; True: pairs take the three positions in turn (Qwen3-VL)."""
+    growth: QueryGrowth | None = None
+    """Of queries, once they are rotated (Ministral 3; Llama 4, where they are not)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +95,8 @@ class Experts:
     """Whether the weights of the chosen experts are divided by their sum."""
     scale: float
     """Multiplies the weights in the end."""
+    weigh_input: bool = False
+    """Weights multiply what an expert takes, not what it gives (Llama 4)."""
     bias: bool = False
     """Whether router and experts have biases (GPT-OSS)."""
     clamp: float = 0.0
@@ -93,8 +107,9 @@ class Experts:
 NormPlaces = Literal["before", "after", "around", "parallel"]
 """Where a layer normalises: what a block takes; what it gives, before it is added (OLMo 2); both (Gemma); what
 attention and the feed-forward block take alike, side by side (Cohere)."""
-QKNorm = Literal["none", "head", "row"]
-"""Queries and keys are RMS-normalised before they are rotated: each head; all heads of a token together (OLMo 2)."""
+QKNorm = Literal["none", "head", "row", "rotated"]
+"""Queries and keys are RMS-normalised before they are rotated: each head; all heads of a token together (OLMo 2); each
+head without weights where a layer rotates it, which is the same after that (Llama 4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +130,8 @@ class ModelConfig:
     rope: RopeConfig
     sliding_windows: tuple[int, ...]
     """Per layer: keys a query may see including itself, 0 is all."""
+    attention_chunks: tuple[int, ...] = ()
+    """Per layer: a query at p sees keys from the last multiple of this on, 0 is all; empty: 0 everywhere."""
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
@@ -161,6 +178,14 @@ class ModelConfig:
     by the speculation method mtp."""
     absent_heads: tuple[int, int] = (0, 0)
     """In a rank's part of a model: query heads of the first and of the last group that other ranks have."""
+
+    def has_other_rope(self, layer: int) -> bool:
+        """Whether it is one of those that `other_rope_layers` names."""
+        return bool(self.other_rope_layers) and self.other_rope_layers[layer]
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        """The rotations of a layer."""
+        return self.other_rope if self.other_rope is not None and self.has_other_rope(layer) else self.rope
 
     @property
     def bidirectional_images(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from model_runtime.architecture import ModelConfig, RopeConfig
 from model_runtime.hf_deepseek import with_latent
 from model_runtime.hf_experts import with_experts
-from model_runtime.hf_layers import read_rotations, read_windows
+from model_runtime.hf_layers import read_chunks, read_rotations, read_windows
 from model_runtime.hf_scales import refuse_structure, with_scales
 from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
 from model_runtime.models.composites import COMPOSITES, Composite
@@ -164,12 +164,13 @@ def _read_text(config: Json, name: str, generation_config: Json | None) -> Model
     has_kv_heads = config["num_key_value_heads"] is not None
     head_dim, windows = _head_dim(config, num_heads), read_windows(config, family, num_layers)
     rope, other_rope, other_rope_layers = read_rotations(config, family, head_dim, windows)
+    width = family.experts.dense_size if family.experts else "intermediate_size"
     read = check_shapes(
         ModelConfig(
             family=name,
             vocab_size=integer(config, "vocab_size"),
             hidden_size=integer(config, "hidden_size"),
-            intermediate_size=integer(config, "intermediate_size"),
+            intermediate_size=integer(config, width),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=integer(config, "num_key_value_heads") if has_kv_heads else num_heads,
@@ -178,6 +179,7 @@ def _read_text(config: Json, name: str, generation_config: Json | None) -> Model
             max_position=_max_position(config, rope),
             rope=rope,
             sliding_windows=windows,
+            attention_chunks=read_chunks(config, family, other_rope_layers, num_layers),
             qkv_bias=flag(config, family.qkv_bias),
             output_bias=flag(config, family.output_bias),
             mlp_bias=flag(config, family.mlp_bias),

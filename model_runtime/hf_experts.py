@@ -43,10 +43,13 @@ def _experts(config: Json, keys: ExpertKeys, num_layers: int) -> Experts:
         scale=number(config, keys.scale) if keys.scale else 1.0,
         bias=keys.has_biases,
         clamp=number(config, keys.clamp) if keys.clamp else 0.0,
+        weigh_input=keys.weigh_input,
     )
 
 
 def _shared_size(config: Json, keys: ExpertKeys, size: int) -> int:
+    if keys.shared == "one":
+        return size
     if keys.shared == "by_count":
         return size * integer(config, "n_shared_experts")
     return integer(config, "shared_expert_intermediate_size") if keys.shared == "by_size" else 0
@@ -57,10 +60,20 @@ def _dense_layers(config: Json, keys: ExpertKeys, num_layers: int) -> tuple[int,
         return ()
     if keys.dense == "first":
         return tuple(range(min(num_layers, _from_zero(config, "first_k_dense_replace"))))
-    listed, step = config["mlp_only_layers"] or [], integer(config, "decoder_sparse_step")
-    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
-        fail("mlp_only_layers", listed, "a list of layers")
+    if keys.dense == "interleaved":
+        step = integer(config, "interleave_moe_layer_step")
+        found = range(step - 1, num_layers, step) if config["moe_layers"] is None else _layers(config, "moe_layers")
+        return tuple(layer for layer in range(num_layers) if layer not in found)
+    listed, step = _layers(config, "mlp_only_layers"), integer(config, "decoder_sparse_step")
     return tuple(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)
+
+
+def _layers(config: Json, key: str) -> list[int]:
+    """A list of layers; null is none."""
+    listed = config[key] or []
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
+        fail(key, listed, "a list of layers")
+    return listed
 
 
 def _groups(config: Json, num_experts: int, num_chosen: int) -> tuple[int, int]:

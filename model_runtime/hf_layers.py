@@ -3,9 +3,11 @@
 Called by `hf_config.py` in the engine process; does not import torch.
 """
 
-from model_runtime.architecture import RopeConfig
+from dataclasses import replace
+
+from model_runtime.architecture import QueryGrowth, RopeConfig
 from model_runtime.hf_rope import LAYER_TYPES, read_ropes
-from model_runtime.hf_values import Json, fail, flag, integer, value_of
+from model_runtime.hf_values import Json, fail, flag, integer, number, value_of
 from model_runtime.models.family import Family
 
 UNROTATED = RopeConfig(theta=1.0, rotary_dim=0)
@@ -49,6 +51,19 @@ def _by_type(config: Json, num_layers: int) -> tuple[int, ...]:
     return tuple(integer(config, "sliding_window") if name == "sliding_attention" else 0 for name in layer_types)
 
 
+def read_chunks(config: Json, family: Family, unrotated: tuple[bool, ...], num_layers: int) -> tuple[int, ...]:
+    """Per layer the length of the chunks that it attends within, 0 for all; empty where the family has none."""
+    if not family.chunks or config["attention_chunk_size"] is None:
+        return ()
+    size, types = integer(config, "attention_chunk_size"), config["layer_types"]
+    if types is None:
+        return tuple(size if not any(unrotated) or not unrotated[layer] else 0 for layer in range(num_layers))
+    known = ("chunked_attention", "full_attention")
+    if not isinstance(types, list) or len(types) != num_layers or any(name not in known for name in types):
+        fail("layer_types", types, f"{num_layers} of {', '.join(known)}")
+    return tuple(size if name == "chunked_attention" else 0 for name in types)
+
+
 def read_rotations(
     config: Json, family: Family, head_dim: int, windows: tuple[int, ...]
 ) -> tuple[RopeConfig, RopeConfig | None, tuple[bool, ...]]:
@@ -58,7 +73,20 @@ def read_rotations(
     if local is not None:
         return rope, local, tuple(window > 0 for window in windows)
     layers = _unrotated_layers(config, family, windows)
-    return (rope, UNROTATED, layers) if any(layers) else (rope, None, ())
+    if not any(layers):
+        return rope, None, ()
+    growth = _growth(config) if family.growth == "unrotated_layers" else None
+    return rope, replace(UNROTATED, growth=growth), layers
+
+
+def _growth(config: Json) -> QueryGrowth | None:
+    """Llama 4's; older files have a number for true."""
+    tuned = value_of(config, "attn_temperature_tuning")
+    if not isinstance(tuned, int):
+        fail("attn_temperature_tuning", tuned, "true or false")
+    if not tuned:
+        return None
+    return QueryGrowth(rate=number(config, "attn_scale"), length=integer(config, "floor_scale"), offset=1)
 
 
 def _unrotated_layers(config: Json, family: Family, windows: tuple[int, ...]) -> tuple[bool, ...]:
@@ -69,7 +97,7 @@ def _unrotated_layers(config: Json, family: Family, windows: tuple[int, ...]) ->
     if family.unrotated != "listed":
         return tuple(window == 0 for window in windows)
     rotated = value_of(config, "no_rope_layers")
-    if rotated is None:
+    if rotated is None or rotated == []:
         interval = integer(config, "no_rope_layer_interval")
         return tuple((layer + 1) % interval == 0 for layer in range(len(windows)))
     if not isinstance(rotated, list) or len(rotated) < len(windows) or any(value not in (0, 1) for value in rotated):

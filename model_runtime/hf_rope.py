@@ -6,7 +6,7 @@ Called by `hf_config.py` in the engine process; does not import torch.
 import math
 from dataclasses import replace
 
-from model_runtime.architecture import RopeConfig
+from model_runtime.architecture import QueryGrowth, RopeConfig
 from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
 from model_runtime.models.family import Family
 from model_runtime.weights.errors import CheckpointError
@@ -84,6 +84,11 @@ def _rope(config: Json, family: Family, head_dim: int) -> RopeConfig:
         interleaved=family.interleaved_rope,
     )
     rope = _scaled(config, parameters, plain)
+    if family.growth == "by_rope" and parameters.get("llama_4_scaling_beta") is not None:
+        length = integer(parameters, "original_max_position_embeddings")
+        rope = replace(rope, growth=QueryGrowth(rate=number(parameters, "llama_4_scaling_beta"), length=length))
+    if family.qk_norm == "rotated" and rope.attention_factor != 1.0:
+        fail("rope_parameters", parameters, "of a kind that leaves the length of queries and keys as it is")
     if family.mrope_sections is None:
         return rope
     sections = parameters.get("mrope_section", list(family.mrope_sections))

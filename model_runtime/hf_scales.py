@@ -13,6 +13,7 @@ from model_runtime.models.family import Family
 
 STRUCTURAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
+        "attention_chunk_size": (None,),
         "attention_multiplier": (None,),
         "attn_logit_softcapping": (None,),
         "clip_qkv": (None,),

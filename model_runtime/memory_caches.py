@@ -21,6 +21,7 @@ def cache_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) 
 
 
 def rope_bytes(config: ModelConfig) -> int:
-    """A cosine and a sine for each rotated pair of channels; at every position, and for each kind of layer."""
-    other = 0 if config.other_rope is None else config.other_rope.rotary_dim
-    return FLOAT_BYTES * (config.rope.rotary_dim + other)
+    """A cosine and a sine for each rotated pair of channels, and what queries grow by; at every position, and for each
+    kind of layer."""
+    ropes = [config.rope] if config.other_rope is None else [config.rope, config.other_rope]
+    return FLOAT_BYTES * sum(rope.rotary_dim + (rope.growth is not None) for rope in ropes)

@@ -62,7 +62,8 @@ def _feed_forward_floats(config: ModelConfig) -> int:
     dense = 3 * config.intermediate_size if own is None else own.floats(config)
     if config.experts is None:
         return dense
-    experts = 3 * config.experts.intermediate_size + 2 * config.hidden_size
+    copies = 2 + (config.experts.num_chosen if config.experts.weigh_input else 0)
+    experts = 3 * config.experts.intermediate_size + copies * config.hidden_size
     return max(dense, 3 * config.experts.shared_size, experts)
 
 

@@ -101,18 +101,15 @@ class SharedAttention:
         assert shared is not None, "a step that is not divided"
         counts = shared.counts_N.tolist()
         query_TC = self._collectives.gather_rows(qkv_TE[:, : shape.num_heads * shape.head_dim], counts)
-        states_THX = self._ops.partial_attention(query_TC, kv, self._keys(shared, scoring.window), shape, scoring)
+        states_THX = self._ops.partial_attention(query_TC, kv, self._keys(shared, scoring), shape, scoring)
         parts_HX = self._collectives.all_to_all(states_THX, [counts] * size)
         states_NTHX = parts_HX.view(size, len(qkv_TE), *parts_HX.shape[1:])
         if scoring.sinks_H is not None:
             states_NTHX = _with_sinks(states_NTHX, scoring.sinks_H)
         return self._ops.merge_attention(states_NTHX).to(qkv_TE.dtype)
 
-    def _keys(self, shared: SharedRows, window: int) -> KeyRanges:
-        if window == 0:
-            return shared.keys
-        begins_T = self._stripes.before((shared.positions_T - window + 1).clamp(min=0))
-        return replace(shared.keys, begins_T=begins_T)
+    def _keys(self, shared: SharedRows, scoring: Scoring) -> KeyRanges:
+        return replace(shared.keys, begins_T=self._stripes.before(scoring.begins(shared.positions_T)))
 
 
 def _with_sinks(states_NTHX: Tensor, sinks_H: Tensor) -> Tensor:

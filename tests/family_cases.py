@@ -123,6 +123,33 @@ def qwen3_moe(draw: random.Random) -> Overrides:
     return qwen2_moe(draw) | {"attention_bias": draw.choice((False, True))}
 
 
+def ministral3(draw: random.Random) -> Overrides:
+    growth = {"llama_4_scaling_beta": draw.choice((0.1, 1.0)), "original_max_position_embeddings": draw.choice((9, 16))}
+    mscales = draw.choice(({}, {"mscale": 1.0, "mscale_all_dim": 1.0}))
+    rotations = draw.choice((rope(draw), {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0} | mscales))
+    return {"sliding_window": draw.choice((None, 9)), "rope_parameters": rotations | growth}
+
+
+def llama4(draw: random.Random) -> Overrides:
+    """Chunks begin at other multiples than blocks and steps; transformers' layers are of the types that rotate."""
+    rotated = draw.choice(([1, 0, 1], [0, 1, 1], [1, 1, 1]))
+    types = ["chunked_attention" if layer else "full_attention" for layer in rotated]
+    attention = {"no_rope_layers": rotated, "layer_types": types, "attention_chunk_size": draw.choice((5, 16, 64))}
+    growth = {
+        "attn_temperature_tuning": draw.choice((False, True)),
+        "floor_scale": draw.choice((4, 9)),
+        "attn_scale": 0.5,
+    }
+    sizes = {"intermediate_size": 24, "intermediate_size_mlp": 96, "use_qk_norm": draw.choice((False, True))}
+    moe_layers = draw.choice(({"interleave_moe_layer_step": draw.choice((1, 2))}, {"moe_layers": [0, 2]}))
+    kind = {"rope_type": "linear", "factor": 4.0}
+    rotations = draw.choice((rope(draw), kind | {"rope_theta": 300.0}))
+    while rotations["rope_type"] == "yarn":
+        rotations = rope(draw)
+    biases = {"attention_bias": draw.choice((False, True)), "rope_parameters": rotations}
+    return attention | growth | sizes | moe_layers | biases
+
+
 def mixtral(draw: random.Random) -> Overrides:
     return {"sliding_window": draw.choice((None, 9))}
 
@@ -162,6 +189,7 @@ DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "granite": (plain, granite),
     "minimax_m2": (plain, experts("num_local_experts"), minimax_m2),
     "ministral": (plain, layer_types),
+    "ministral3": (plain, ministral3),
     "mixtral": (plain, experts("num_local_experts"), mixtral),
     "olmo2": (plain, olmo2),
     "olmo3": (plain, olmo3),

@@ -43,7 +43,7 @@ def _norm_tables(config: ModelConfig, name: str, key: str) -> list[Parameter]:
         ("q_norm", config.num_heads, "heads"),
         ("k_norm", config.num_kv_heads, "kv_heads"),
     )
-    if config.qk_norm == "none":
+    if config.qk_norm in ("none", "rotated"):
         return []
     whole, less_one = config.qk_norm == "row", config.norm_weights_less_one
     return [
@@ -74,6 +74,7 @@ class Attention:
         self.scoring = Scoring(
             scale=config.attention_scale or config.head_dim**-0.5,
             window=config.sliding_windows[layer],
+            chunk=config.attention_chunks[layer] if config.attention_chunks else 0,
             softcap=config.attention_softcap,
             sinks_H=parameters.vectors.get(f"{name}.sinks"),
         )
@@ -82,7 +83,10 @@ class Attention:
         self.norms: HeadNorms | None = None
         self.norms_over_ranks = config.qk_norm == "row" and collectives.size > 1
         """Each rank has some of the heads that are normalised together."""
-        if config.qk_norm != "none":
+        if config.qk_norm == "rotated" and config.rope_of(layer).rotary_dim:
+            ones_D = torch.ones(config.head_dim, device=self.qkv.weight.data.device)
+            self.norms = HeadNorms(ones_D, ones_D, config.rms_norm_eps)
+        elif config.qk_norm in ("head", "row"):
             vectors = parameters.vectors
             self.norms = HeadNorms(vectors[f"{name}.q_norm"], vectors[f"{name}.k_norm"], config.rms_norm_eps)
 

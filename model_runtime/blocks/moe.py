@@ -79,7 +79,9 @@ def _by_expert(expert_P: Tensor) -> Iterator[tuple[int, slice]]:
 def route(ops: Ops, logits_TN: Tensor, choice_bias_N: Tensor | None, experts: Experts) -> Route:
     """The best experts by score with bias; their weights are the scores without bias."""
     score_TN = _sigmoid(ops, logits_TN) if experts.router == "sigmoid" else logits_TN.softmax(dim=-1)
-    choice_TN = score_TN if choice_bias_N is None else score_TN + choice_bias_N
+    # a sigmoid is 1 of all large numbers alike
+    plain_TN = logits_TN if experts.router == "sigmoid" and experts.num_groups == 1 else score_TN
+    choice_TN = plain_TN if choice_bias_N is None else score_TN + choice_bias_N
     if experts.num_groups > 1:
         choice_TN = _in_best_groups(choice_TN, experts)
     expert_TK = choice_TN.topk(experts.num_chosen, dim=-1).indices.sort(dim=-1).values
@@ -125,9 +127,13 @@ class MixtureOfExperts:
         logits_TN = ops.linear(wide_TC, self.router.weight, self.router.bias)
         out_TC = self._shared(ops, x_TC, wide_TC)
         expert_P, row_P, weight_P1 = route(ops, logits_TN, self.choice_bias_N, self.config).pairs()
-        for some, result_C in self._results(ops, x_TC, expert_P, row_P):
+        if self.config.weigh_input:
+            taken, from_P = (x_TC[row_P] * weight_P1).to(x_TC.dtype), torch.arange(len(row_P), device=x_TC.device)
+        else:
+            taken, from_P = x_TC, row_P
+        for some, result_C in self._results(ops, taken, expert_P, from_P):
             # of an expert's pairs no row comes twice, so each gets one addition here
-            share_C = result_C * weight_P1[some]
+            share_C = result_C if self.config.weigh_input else result_C * weight_P1[some]
             out_TC.index_add_(0, row_P[some], share_C.to(out_TC.dtype))
         return out_TC
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from model_runtime.architecture import RopeConfig
+from model_runtime.architecture import QueryGrowth, RopeConfig
 from model_runtime.batch import Batch
 from model_runtime.ops.registry import RopeTable
 
@@ -66,7 +66,14 @@ def rope_table(rope: RopeConfig, max_position: int, device: torch.device) -> Rop
         cos_PR2=angles_PR2.cos().mul_(rope.attention_factor).to(device),
         sin_PR2=angles_PR2.sin_().mul_(rope.attention_factor).to(device),
         interleaved=rope.interleaved,
+        growth_P=None if rope.growth is None else _growth(rope.growth, max_position).to(device),
     )
+
+
+def _growth(growth: QueryGrowth, max_position: int) -> Tensor:
+    """float32 [P]"""
+    steps_P = (torch.arange(max_position, dtype=torch.float64) + growth.offset) // growth.length
+    return (1 + growth.rate * steps_P.log1p()).float()
 
 
 def mrope_axes(rope: RopeConfig) -> Tensor:
@@ -104,4 +111,5 @@ class Rotations:
             cos_PR2=self.table.cos_PR2.gather(0, rows_TR2),
             sin_PR2=self.table.sin_PR2.gather(0, rows_TR2),
             interleaved=self.table.interleaved,
+            growth_P=None if self.table.growth_P is None else self.table.growth_P[batch.positions_T],
         )

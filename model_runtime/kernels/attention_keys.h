@@ -58,8 +58,7 @@ struct Keys {
 
     Keys(const Problem& p, const Item& item, int64_t query) {
         const int64_t position = item.position + query;
-        begin = p.window ? std::max<int64_t>(0, position - p.window + 1) : 0;
-        if (p.visible_begins) begin = p.visible_begins[item.token + query];
+        begin = p.visible_begins ? p.visible_begins[item.token + query] : first_key(position, p.window);
         end = p.visible_ends ? p.visible_ends[item.token + query] : position + 1;
     }
 

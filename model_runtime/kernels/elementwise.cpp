@@ -200,6 +200,7 @@ bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const 
             float* head = row + h * D;
             rope.interleaved ? rotate(head, head + 1, 2, c, s, half) : rotate(head, head + half, 1, c, s, half);
         }
+        for (int64_t d = 0; rope.growth && d < H * D; d++) row[d] *= rope.growth[batch.rope_rows[t]];
         store_token(kv, row + H * D, batch.slots[t], G, D, B);
     });
     return true;
@@ -251,10 +252,11 @@ void fl_activate(const float* x, int64_t kind, int64_t count, float* y) {
 }
 
 int64_t fl_rope_and_cache(float* qkv, const float* cos, const float* sin, int64_t P, int64_t R, int64_t interleaved,
+                          const float* growth,
                           const int32_t* positions, const int64_t* slots, void* key, void* value, float* scales,
                           int64_t storage, int64_t num_slots, int64_t T, int64_t H, int64_t G, int64_t D, int64_t B) {
     const StepBatch batch{nullptr, nullptr, nullptr, nullptr, positions, slots, nullptr, T, 0, B};
     const KVLayer kv{key, value, scales, storage, num_slots};
-    return !rope_and_cache(qkv, {cos, sin, P, R, interleaved}, batch, kv, {H, G, D});
+    return !rope_and_cache(qkv, {cos, sin, P, R, interleaved, growth}, batch, kv, {H, G, D});
 }
 }

@@ -2,6 +2,7 @@
 // index memory by numbers from the batch return false, having done nothing, if one is out of range.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "integer.h"
@@ -14,10 +15,11 @@ struct Heads {
     int64_t H, G, D, absent = 0, group = 0;
 };
 
-// Cosines and sines [P][R / 2].
+// Cosines and sines [P][R / 2]; growth[P], or null, is what queries are multiplied with.
 struct Rope {
     const float *cos, *sin;
     int64_t P, R, interleaved;
+    const float* growth;
 };
 
 // The arrays of a step, as `batch.py` describes them: T tokens, S sequences, B tokens in a block.
@@ -36,16 +38,22 @@ struct KVLayer {
     int64_t storage, num_slots;
 };
 
-// Rotate queries and keys of qkv [T][(H + 2 G) D] in place, and write keys and values to the batch's slots.
+// Rotate queries and keys of qkv [T][(H + 2 G) D] in place, let queries grow, and write keys and values to the batch's slots.
 bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const KVLayer& kv, const Heads& heads);
 
 // How a query weighs keys: products times `scale`, through softcap * tanh(score / softcap) if softcap > 0; a window > 0
-// hides older keys; sinks[H], or null, are scores beside those of the keys, which no value belongs to.
+// hides older keys, and with one < 0 sight begins at the last multiple of -window; sinks[H], or null, are scores beside those of the keys, which no value belongs to.
 struct Scoring {
     float scale, softcap;
     int64_t window;
     const float* sinks;
 };
+
+// The first key that a query sees.
+inline int64_t first_key(int64_t position, int64_t window) {
+    if (window < 0) return position - position % -window;
+    return window ? std::max<int64_t>(0, position - window + 1) : 0;
+}
 
 // out[T][H D]: attention of each query over the keys of its sequence.
 bool paged_attention(const float* qkv, const KVLayer& kv, const StepBatch& batch, const Heads& heads,

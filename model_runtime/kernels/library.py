@@ -29,7 +29,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "silu_mul": (None, (P, N, N, P)),
     "gelu_tanh_mul": (None, (P, N, N, P)),
     "activate": (None, (P, N, N, P)),
-    "rope_and_cache": (N, (P, P, P, N, N, N, P, P, P, P, P, N, N, N, N, N, N, N)),
+    "rope_and_cache": (N, (P, P, P, N, N, N, P, P, P, P, P, P, N, N, N, N, N, N, N)),
     "paged_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, N, N, N, N, N, N, N, F, N, F, P)),
     "partial_attention": (N, (P, P, P, P, N, P, P, P, P, P, P, P, N, N, N, N, N, N, N, F, F)),
     "merge_attention": (None, (P, N, N, N, P)),

@@ -20,7 +20,7 @@ int64_t before(const Collective& ranks, int64_t B, int64_t position) {
 std::vector<int32_t> first_keys(const SharedRows& shared, int64_t window) {
     std::vector<int32_t> begins(shared.keys.T);
     for (int64_t row = 0; window && row < shared.keys.T; row++) {
-        const int64_t first = std::max<int64_t>(0, shared.positions[row] - window + 1);
+        const int64_t first = first_key(shared.positions[row], window);
         begins[row] = int32_t(before(*shared.ranks, shared.keys.B, first));
     }
     return begins;
@@ -52,8 +52,8 @@ int64_t shared_attention(const float* qkv, const KVLayer& kv, const SharedRows& 
         std::copy_n(qkv + row * (heads.H + 2 * heads.G) * heads.D, width, queries + (first + row) * width);
     if (const int64_t lost = exchange(ranks, into[ranks.rank], bytes.data(), into.data(), begins.data(), ends.data()))
         return lost;
-    const std::vector<int32_t> first_key = first_keys(shared, scoring.window);
-    if (!partial_attention(queries, kv, shared.keys, first_key.data(), heads, scoring, states)) return OUT_OF_RANGE;
+    const std::vector<int32_t> seen_from = first_keys(shared, scoring.window);
+    if (!partial_attention(queries, kv, shared.keys, seen_from.data(), heads, scoring, states)) return OUT_OF_RANGE;
     for (int64_t rank = 0; rank < ranks.size; rank++) {
         bytes[rank] = all * state * int64_t(sizeof(float));
         begins[rank] = first * state * int64_t(sizeof(float));

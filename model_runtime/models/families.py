@@ -29,6 +29,26 @@ FAMILIES: Mapping[str, Family] = {
         sizes=sizes(32000, 4096, 14336, 32, 32, 131072),
         defaults={"eos_token_id": 2, "num_key_value_heads": 8, "sliding_window": 4096},
     ),
+    "ministral3": Family(
+        windows="all_layers",
+        growth="by_rope",
+        sizes=sizes(131072, 4096, 14336, 34, 32, 262144),
+        defaults={
+            "eos_token_id": 2,
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1000000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
     "qwen2": Family(
         qkv_bias=True,
         windows="by_layer",

@@ -13,6 +13,7 @@ from model_runtime.own_block import OwnFeedForward
 
 Windows = Literal["none", "all_layers", "all_or_by_type", "by_layer", "by_type"]
 Unrotated = Literal["none", "whole_layers", "whole_layers_beside_windows", "listed"]
+Growth = Literal["none", "by_rope", "unrotated_layers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +29,18 @@ class ExpertKeys:
     grouped: bool = False
     """`n_group` and `topk_group` are read."""
     scale: str = ""
-    shared: Literal["none", "by_count", "by_size"] = "none"
-    """How large the block beside the experts is. by_count: `n_shared_experts` of them; by_size:
+    shared: Literal["none", "one", "by_count", "by_size"] = "none"
+    """How large the block beside the experts is. one: like an expert; by_count: `n_shared_experts` of them; by_size:
     `shared_expert_intermediate_size`, with a gate."""
+    weigh_input: bool = False
     has_biases: bool = False
     clamp: str = ""
-    dense: Literal["none", "first", "by_step"] = "none"
+    dense: Literal["none", "first", "by_step", "interleaved"] = "none"
     """Layers without experts. first: `first_k_dense_replace` of them; by_step: all but every `decoder_sparse_step`-th,
-    and those in `mlp_only_layers`."""
+    and those in `mlp_only_layers`; interleaved: those that are not in `moe_layers`, or all but every
+    `interleave_moe_layer_step`-th."""
+    dense_size: str = "intermediate_size"
+    """Of their feed-forward block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,11 @@ class Family:
     unrotated: Unrotated = "none"
     """Layers in which positions do not count. whole_layers: those without a window; ..._beside_windows: unless
     `sliding_window` is null. listed: those with a 0 in `no_rope_layers`, or every `no_rope_layer_interval`-th."""
+    chunks: bool = False
+    """Layers that rotate, or those that `layer_types` says, attend within `attention_chunk_size` keys."""
+    growth: Growth = "none"
+    """Queries that grow with their position. by_rope: by `llama_4_scaling_beta` of the rope's parameters;
+    unrotated_layers: by `attn_scale` and `floor_scale`, in these, under `attn_temperature_tuning`."""
     interleaved_rope: bool = False
     partial_rotary: bool = False
     """`partial_rotary_factor` may be less than 1."""

@@ -80,7 +80,7 @@ class Layer:
         name, vectors = f"layers.{layer}", parameters.vectors
         self.norm, self.eps = config.norm, config.rms_norm_eps
         self.parallel, self.residual_scale = config.norm_places == "parallel", config.residual_scale
-        self.has_other_rope = bool(config.other_rope_layers) and config.other_rope_layers[layer]
+        self.has_other_rope = config.has_other_rope(layer)
         self.attention_norm_C = vectors.get(f"{name}.attention_norm")
         self.attention: Attention | LatentAttentionBlock
         if config.latent is None:

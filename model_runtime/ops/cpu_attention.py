@@ -37,7 +37,7 @@ def qk_norm(qkv_TE: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, shap
 
 @register("rope_and_cache", "cpu")
 def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, shape: HeadShape) -> None:
-    """Rotate queries and keys in place, write keys and values to the batch's slots."""
+    """Rotate queries and keys in place, let queries grow, write keys and values to the batch's slots."""
     assert_plain(qkv_TE, rope.cos_PR2, rope.sin_PR2)
     _assert_heads(qkv_TE, shape)
     num_positions, half = rope.cos_PR2.shape
@@ -49,6 +49,7 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
         num_positions,
         2 * half,
         rope.interleaved,
+        growth_pointer(rope),
         batch.rope_rows_T.data_ptr(),
         batch.slots_T.data_ptr(),
         *kv_arguments(kv, batch.block_size, shape),
@@ -86,7 +87,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         shape.group_size,
         batch.block_size,
         scoring.scale,
-        scoring.window,
+        sight(scoring),
         scoring.softcap,
         sinks,
     )
@@ -163,6 +164,21 @@ def norms_whole_rows(q_weight: Tensor, k_weight: Tensor, shape: HeadShape) -> bo
     whole = (shape.num_heads * head_dim, shape.num_kv_heads * head_dim)
     assert sizes in ((head_dim, head_dim), whole), "norm weights must have a number per channel"
     return sizes == whole
+
+
+def growth_pointer(rope: RopeTable) -> int | None:
+    """Address of a number for each row of the table, if queries grow."""
+    if rope.growth_P is None:
+        return None
+    assert_plain(rope.growth_P)
+    assert len(rope.growth_P) == len(rope.cos_PR2), "queries must grow by a number for each position"
+    return rope.growth_P.data_ptr()
+
+
+def sight(scoring: Scoring) -> int:
+    """A window, or less the length of chunks, as kernels know them."""
+    assert not (scoring.window and scoring.chunk), f"{scoring} has a window in chunks"
+    return scoring.window or -scoring.chunk
 
 
 def sinks_pointer(scoring: Scoring, shape: HeadShape) -> int | None:

@@ -48,7 +48,7 @@ def suits_flash_attention(dtype: torch.dtype, kv: KVLayer) -> bool:
 
 def is_plain(scoring: Scoring) -> bool:
     """Whether flash attention weighs keys so."""
-    return not scoring.softcap and scoring.sinks_H is None
+    return not scoring.softcap and not scoring.chunk and scoring.sinks_H is None
 
 
 @register("empty_matrix", "cuda")

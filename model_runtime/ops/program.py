@@ -16,7 +16,7 @@ from model_runtime.batch import Batch
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.cpu import assert_plain, storage
-from model_runtime.ops.cpu_attention import kv_arguments, norms_whole_rows, sinks_pointer
+from model_runtime.ops.cpu_attention import growth_pointer, kv_arguments, norms_whole_rows, sight, sinks_pointer
 from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Linear, RopeTable, register
 from model_runtime.parallel import Collectives
 from model_runtime.shared_collectives import SharedMemoryCollectives
@@ -49,7 +49,14 @@ class CScoring(Structure):
 class CRope(Structure):
     """A table of rotations."""
 
-    _fields_ = (("cos", c_void_p), ("sin", c_void_p), ("P", c_int64), ("R", c_int64), ("interleaved", c_int64))
+    _fields_ = (
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("P", c_int64),
+        ("R", c_int64),
+        ("interleaved", c_int64),
+        ("growth", c_void_p),
+    )
 
 
 class CStepBatch(Structure):
@@ -251,7 +258,7 @@ def _layer(layer: DenseLayer) -> CLayer:
         None if norms is None else _pointer(norms.query),
         None if norms is None else _pointer(norms.key),
         CHeads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.absent_heads[0], shape.group_size),
-        CScoring(scoring.scale, scoring.softcap, scoring.window, sinks_pointer(scoring, shape)),
+        CScoring(scoring.scale, scoring.softcap, sight(scoring), sinks_pointer(scoring, shape)),
         norms is not None and norms_whole_rows(norms.query, norms.key, shape),
         layer.other_rope,
         layer.activation == "gelu_tanh",
@@ -265,7 +272,8 @@ def _layer(layer: DenseLayer) -> CLayer:
 def _rope(rope: RopeTable, shape: HeadShape) -> CRope:
     num_positions, half = rope.cos_PR2.shape
     assert 2 * half <= shape.head_dim, f"{2 * half} rotated channels in a head of {shape.head_dim}"
-    return CRope(_pointer(rope.cos_PR2), _pointer(rope.sin_PR2), num_positions, 2 * half, rope.interleaved)
+    cos, sin = _pointer(rope.cos_PR2), _pointer(rope.sin_PR2)
+    return CRope(cos, sin, num_positions, 2 * half, rope.interleaved, growth_pointer(rope))
 
 
 def _batch(batch: Batch) -> CStepBatch:

@@ -55,13 +55,15 @@ def qk_norm(qkv_TE: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, shap
 
 @register("rope_and_cache", "any")
 def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, shape: HeadShape) -> None:
-    """Rotate the first R channels of queries and keys in place (RoFormer, arXiv 2104.09864), then write keys and
-    values to the batch's slots, converted to the type of the cache."""
+    """Rotate the first R channels of queries and keys in place (RoFormer, arXiv 2104.09864), multiply queries by what
+    they grow with, then write keys and values to the batch's slots, converted to the type of the cache."""
     query_THD, key_TGD, value_TGD = split_heads(qkv_TE, shape)
     cos_T1R2 = rope.cos_PR2[batch.rope_rows_T][:, None].to(wide_type(qkv_TE.dtype))
     sin_T1R2 = rope.sin_PR2[batch.rope_rows_T][:, None].to(wide_type(qkv_TE.dtype))
     for heads in (query_THD, key_TGD):
         _rotate(heads, cos_T1R2, sin_T1R2, rope.interleaved)
+    if rope.growth_P is not None:
+        query_THD *= rope.growth_P[batch.rope_rows_T, None, None]
     block_T, offset_T = batch.slots_T // batch.block_size, batch.slots_T % batch.block_size
     if kv.scales_NH2B is not None:
         key_TGD, kv.scales_NH2B[block_T, :, 0, offset_T] = quantise(key_TGD)
@@ -83,7 +85,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         rows = slice(starts[s], starts[s + 1])
         blocks = batch.block_tables[tables[s] : tables[s + 1]]
         key_GDL, value_GLD = _gather(kv, blocks, kv_len)
-        hidden_QL = _hidden(batch, rows, kv_len, scoring.window)
+        hidden_QL = _hidden(batch, rows, kv_len, scoring)
         out_THD[rows] = _attend(query_THD[rows], key_GDL, value_GLD, hidden_QL, scoring, sinks_H)
     return out_THD[:, before : before + shape.num_heads].flatten(1)
 
@@ -196,10 +198,10 @@ def _gather(kv: KVLayer, blocks: Tensor, kv_len: int) -> tuple[Tensor, Tensor]:
     return key_GDL, value_NHBD.transpose(0, 1).flatten(1, 2)[:, :kv_len]
 
 
-def _hidden(batch: Batch, rows: slice, num_keys: int, window: int) -> Tensor:
+def _hidden(batch: Batch, rows: slice, num_keys: int, scoring: Scoring) -> Tensor:
     """[Q, L] bool: true where a query does not see a key."""
     position_Q = batch.positions_T[rows]
-    begin_Q, end_Q = position_Q + 1 - window if window > 0 else torch.zeros_like(position_Q), position_Q + 1
+    begin_Q, end_Q = scoring.begins(position_Q), position_Q + 1
     if batch.visible_ends_T is not None:
         end_Q = batch.visible_ends_T[rows]
     key_L = torch.arange(num_keys, device=position_Q.device)

@@ -100,6 +100,8 @@ class RopeTable:
     """[P, R / 2]"""
     sin_PR2: Tensor
     interleaved: bool
+    growth_P: Tensor | None = None
+    """[P] float32: what rotated queries are multiplied with, if not with 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +121,18 @@ class Scoring:
     """What its products with them are multiplied with."""
     window: int = 0
     """> 0: a query at p sees keys from p - window + 1 on."""
+    chunk: int = 0
+    """> 0, where there is no window: it sees keys from the last multiple of chunk on."""
     softcap: float = 0.0
     """> 0: a score s becomes softcap * tanh(s / softcap)."""
     sinks_H: Tensor | None = None
     """One more score for each query head, float32, which no value belongs to."""
+
+    def begins(self, positions: Tensor) -> Tensor:
+        """The first key that queries at these positions see."""
+        if self.chunk:
+            return positions - positions % self.chunk
+        return (positions + 1 - self.window).clamp(min=0) if self.window else torch.zeros_like(positions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +194,8 @@ class Ops:
     """(qkv [T, E], q_weight, k_weight, eps, shape): rms_norm of each query and key head by weights [D], or of all query
     heads and all key heads of a token by weights [H D] and [G D], in place."""
     rope_and_cache: Callable[[Tensor, RopeTable, Batch, KVLayer, HeadShape], None]
-    """(qkv [T, E], rope, batch, kv, shape): rotate queries and keys in place, write keys and values to the slots."""
+    """(qkv [T, E], rope, batch, kv, shape): rotate queries and keys in place, multiply queries by what they grow with,
+    write keys and values to the slots."""
     paged_attention: Callable[[Tensor, KVLayer, Batch, HeadShape, Scoring], Tensor]
     """(qkv [T, E], kv, batch, shape, scoring) -> [T, H D]: causal softmax attention of each query over the keys of its
     own sequence, read through its block table. A query at p sees keys up to p, or where the batch has `visible_ends_T`

@@ -79,6 +79,10 @@ VISION_CASES: dict[str, tuple[str, dict[str, object]]] = {
     "vision mistral, window": ("llava_next", {}),
     "vision qwen2": ("internvl", {}),
     "vision qwen3": ("llava-clip", {"model_type": "qwen3"}),
+    "vision ministral3": (
+        "mistral3",
+        {"model_type": "ministral3", "rope_parameters": {**YARN_ROPE, "llama_4_scaling_beta": 0.5}},
+    ),
     "vision gemma3": ("gemma3", {}),
     "vision qwen2_vl": ("qwen2_vl", {}),
     "vision qwen2_vl, window": (

@@ -65,6 +65,17 @@ def test_rope_and_cache(ops: Ops, shape: HeadShape, block_size: int, interleaved
     assert_close(kv.value_NHBD.nan_to_num(), exact_kv.value_NHBD.nan_to_num(), 1e-6)
 
 
+def test_queries_grow_once_they_are_rotated(ops: Ops) -> None:
+    shape, batch = SHAPES[1], batch_of([5, 20], [5, 27], 16, 8)
+    plain = rope_table(40, 64, False)
+    grown, same = (randn(25, 640) for _ in range(2))
+    ops.rope_and_cache(same, plain, batch, kv_cache(shape, 8, 16), shape)
+    growth_P = 1 + randn(40).abs()
+    ops.rope_and_cache(grown, replace(plain, growth_P=growth_P), batch, kv_cache(shape, 8, 16), shape)
+    assert torch.equal(grown[:, 384:], same[:, 384:])
+    assert torch.equal(grown[:, :384], same[:, :384] * growth_P[batch.positions_T, None])
+
+
 @pytest.mark.parametrize("dtype", KV_TYPES)
 def test_keys_and_values_are_stored_as_the_reference_stores_them(dtype: torch.dtype) -> None:
     """Bit for bit, heads of 12 numbers: ties, ends of ranges, subnormal numbers, zeros, NaN, infinity."""
@@ -120,6 +131,22 @@ def test_paged_attention(ops: Ops, shape: HeadShape, block_size: int, window: in
     actual = ops.paged_attention(qkv, kv, batch, shape, scoring)
     exact = EXACT.paged_attention(qkv.double(), as_double(kv), batch, shape, scoring)
     assert_close(actual, exact, 3e-6)
+
+
+@pytest.mark.parametrize(("block_size", "chunk"), [(1, 5), (8, 64), (16, 1), (32, 100), (256, 4096)])
+@pytest.mark.parametrize("shape", SHAPES[1::3], ids=str)
+def test_chunks_are_windows_that_begin_where_they_do(ops: Ops, shape: HeadShape, block_size: int, chunk: int) -> None:
+    query_lens, kv_lens = [1, 70, 3, 16], [64, 70, 131, 80]
+    num_blocks = sum(-(-n // block_size) for n in kv_lens) + 2
+    batch = batch_of(query_lens, kv_lens, block_size, num_blocks)
+    kv = kv_cache(shape, num_blocks, block_size)
+    fill_cache(kv, batch, seed=5)
+    qkv = randn(sum(query_lens), (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim) * 2
+    scoring = Scoring(scale=shape.head_dim**-0.5, chunk=chunk)
+    found = ops.paged_attention(qkv, kv, batch, shape, scoring)
+    for row, position in enumerate(batch.positions_T.tolist()):
+        window = replace(scoring, chunk=0, window=position % chunk + 1)
+        assert torch.equal(found[row], ops.paged_attention(qkv, kv, batch, shape, window)[row])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])

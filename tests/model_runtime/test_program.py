@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_runtime.architecture import ModelConfig, RopeConfig
+from model_runtime.architecture import ModelConfig, QueryGrowth, RopeConfig
 from model_runtime.batch import Batch, ImageRows
 from model_runtime.kv_store import KVLayer
 from model_runtime.models.decoder import Decoder, decoder_table
@@ -64,6 +64,14 @@ CONFIGS = {
         PLAIN, residual_scale=0.4, attention_softcap=2.0, logit_softcap=3.0, attention_sinks=True
     ),
     "three positions": replace(PLAIN, rope=MROPE, qkv_bias=True),
+    "chunks": replace(PLAIN, attention_chunks=(9, 0, 30), qk_norm="rotated"),
+    "queries that grow": replace(
+        PLAIN,
+        rope=replace(MROPE, growth=QueryGrowth(rate=0.7, length=9)),
+        other_rope=replace(LOCAL, rotary_dim=0, growth=QueryGrowth(rate=0.4, length=4, offset=1)),
+        other_rope_layers=(False, True, False),
+        qk_norm="rotated",
+    ),
     "deepstack": replace(PLAIN, rope=replace(MROPE, mrope_interleaved=True), num_deepstack=2),
 }
 
