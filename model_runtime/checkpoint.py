@@ -3,7 +3,7 @@ or a GGUF file. Called by the executor, engine and worker processes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -11,27 +11,19 @@ import torch
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.blocks.expert_exchange import ExpertExchange
-from model_runtime.device import activation_dtype
-from model_runtime.hf_config import read_hf_config
-from model_runtime.image_side import ImageSide, LoadedVision, load_image_side, read_image_side
-from model_runtime.models.composites import COMPOSITES
+from model_runtime.device import activation_dtype, usual_kv_dtype
+from model_runtime.image_side import LoadedVision, load_image_side
 from model_runtime.models.decoder import TIED_HEAD_KEY, Decoder, decoder_table
 from model_runtime.models.next_token import SHARED, next_token_prefix, next_token_table
+from model_runtime.opening import open_checkpoint
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives
-from model_runtime.share import Share, split, whole_experts_of
-from model_runtime.stages import stage_layers
+from model_runtime.share import Share, whole_experts_of
+from model_runtime.stages import rank_shares
 from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
-from model_runtime.weights.gguf_file import read_gguf
-from model_runtime.weights.gguf_source import gguf_tensors
-from model_runtime.weights.json_file import read_json, read_json_if_any
+from model_runtime.weights.gguf_config import ROPE_DIVISORS
 from model_runtime.weights.load import EXACT, Precision, load_parameters
 from model_runtime.weights.prepared import PreparedWeights, WeightCache
-from model_runtime.weights.safetensors_source import read_safetensors
-from model_runtime.weights.sides import split_sides, text_source
-from model_runtime.weights.source import TensorSource
-from model_runtime.weights.spelling import plain_source
 from model_runtime.weights.table import Parameter, Parameters
 
 
@@ -52,46 +44,6 @@ class LoadedModel:
     float32 where rows meet matrices of integers, whose numbers are far coarser."""
     description: str
     """For people: family, parameters, storage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opened:
-    """A checkpoint whose configuration is read and whose weights are not."""
-
-    family: str
-    config: ModelConfig
-    source: TensorSource
-    side: ImageSide | None = None
-
-
-def _open(path: Path) -> _Opened:
-    if path.is_dir():
-        return _open_folder(path)
-    if path.suffix != ".gguf":
-        raise CheckpointError(f"{path} is neither a folder with a Hugging Face checkpoint nor a .gguf file")
-    file = read_gguf(path)
-    config = read_gguf_config(file)
-    return _Opened(family=config.family, config=config, source=gguf_tensors(file, config))
-
-
-def _open_folder(path: Path) -> _Opened:
-    config_json = read_json(path / "config.json")
-    config = read_hf_config(config_json, read_json_if_any(path / "generation_config.json"))
-    family = str(config_json["model_type"])
-    if family not in COMPOSITES:
-        source, may_lack_output = text_source(read_safetensors(path))
-        if may_lack_output and not config.tie_word_embeddings:
-            config = replace(config, has_output=TIED_HEAD_KEY in source)
-        return _Opened(family=family, config=config, source=plain_source(source, config))
-    language, image = split_sides(read_safetensors(path))
-    side = read_image_side(path, config_json, config, image)
-    if TIED_HEAD_KEY in language:
-        # many published files leave tie_word_embeddings out, where transformers assumes true, and have a head of their
-        # own; it ties the two only if they are equal
-        config = replace(config, tie_word_embeddings=False)
-    return _Opened(
-        family=f"{family} ({config.family})", config=config, source=plain_source(language, config), side=side
-    )
 
 
 def _files(path: Path) -> list[Path]:
@@ -130,7 +82,7 @@ class _Progress:
 def load_next_token_layer(path: Path, ops: Ops, device: torch.device, precision: Precision, share: Share) -> Parameters:
     """A rank's share of the layer for multi-token prediction behind the last one; `load_model` leaves it out. Raises
     CheckpointError where there is none."""
-    opened = _open(path)
+    opened = open_checkpoint(path)
     config, prefix = opened.config, next_token_prefix(opened.config)
     if not config.num_draft_layers or not any(key.startswith(prefix) for key in opened.source):
         raise CheckpointError("the speculation method mtp needs layers for multi-token prediction, and there are none")
@@ -154,18 +106,16 @@ def _types(parameters: Parameters, device: torch.device, precision: Precision) -
     embedding = parameters.matrices.get("embedding")
     stored = None if embedding is None or embedding.quantized else embedding.data.dtype
     dtype = activation_dtype(device, stored, exact=not precision.integer_rows)
-    return dtype, torch.float16 if parameters.integer_rows and dtype == torch.float32 else dtype
+    return dtype, usual_kv_dtype(dtype, parameters.integer_rows)
 
 
-def _share(
+def _exchange(
     config: ModelConfig, collectives: Collectives, sharers: Collectives, whole_experts: bool
-) -> tuple[Share, ExpertExchange | None]:
-    """What this rank has, and how it asks `sharers` for what their experts make of its rows."""
+) -> ExpertExchange | None:
+    """How this rank asks `sharers` for what their experts make of its rows."""
     if not whole_experts or collectives.size > 1 or sharers.size == 1:
-        return split(config, collectives.size, whole_experts=whole_experts)[collectives.rank], None
-    parts = whole_experts_of(config, sharers.size)
-    share = replace(split(config, 1)[0], experts=parts[sharers.rank])
-    return share, ExpertExchange(sharers, [part.count for part in parts])
+        return None
+    return ExpertExchange(sharers, [part.count for part in whole_experts_of(config, sharers.size)])
 
 
 def _numbers(table: list[Parameter]) -> int:
@@ -195,10 +145,12 @@ def load_model(
     have. Of `num_stages` that divide the layers, the first has all else. Raises CheckpointError for a checkpoint that
     is missing, damaged or not supported, PlanError for one that cannot be divided among the ranks.
     """
-    opened, collectives = _open(path), Alone() if collectives is None else collectives
+    opened, collectives = open_checkpoint(path), Alone() if collectives is None else collectives
     config, table, side = opened.config, decoder_table(opened.config), None if stage else opened.side
-    share, exchange = _share(config, collectives, sharers or Alone(), whole_experts)
-    share = share.of_stage(stage_layers(config, num_stages)[stage], num_stages)
+    sharers = sharers or Alone()
+    shares = rank_shares(config, (collectives.size, sharers.size, num_stages), whole_experts=whole_experts)
+    share = shares[(stage * sharers.size + sharers.rank) * collectives.size + collectives.rank]
+    exchange = _exchange(config, collectives, sharers, whole_experts)
     decoder_count = _numbers(table)
     count = decoder_count + (0 if side is None else side.num_parameters)
     done = _Progress(progress, count)

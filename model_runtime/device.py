@@ -64,6 +64,12 @@ def activation_dtype(device: torch.device, stored: torch.dtype | None, exact: bo
     return torch.bfloat16 if stored is None else stored
 
 
+def usual_kv_dtype(activations: torch.dtype, integer_rows: bool) -> torch.dtype:
+    """What keys and values are stored in unless something else is asked for: the type of hidden states, but float16 for
+    float32 where rows meet matrices of integers, whose numbers are far coarser."""
+    return torch.float16 if integer_rows and activations == torch.float32 else activations
+
+
 def give_back_memory(device: torch.device) -> None:
     """To the system, what torch keeps of freed tensors on a device for the next ones."""
     if device.type not in ("cpu", "meta"):

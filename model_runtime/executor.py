@@ -144,10 +144,17 @@ def load_runner(
     return _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh, sequences), info
 
 
+def refused_ranks(count: int, device_type: str) -> str:
+    """Why so many ranks cannot compute on a kind of device; empty where they can."""
+    if count > 1 and device_type != "cpu":
+        return "several ranks, as by tensor_parallel_size, are only for --device cpu"
+    return ""
+
+
 def _check_ranks(ranks: Ranks, runtime: RuntimeConfig, device: torch.device) -> None:
     """Raises PlanError for what several ranks cannot do."""
-    if ranks.mesh.layout.size > 1 and device.type != "cpu":
-        raise PlanError("several ranks, as by tensor_parallel_size, are only for --device cpu")
+    if problem := refused_ranks(ranks.mesh.layout.size, device.type):
+        raise PlanError(problem)
     if ranks.mesh.context.size != runtime.context_parallel_size:
         raise PlanError("context_parallel_size above 1 is only for serve and engine_bench, which start the ranks")
 

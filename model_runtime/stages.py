@@ -1,17 +1,18 @@
-"""Which layers each stage of a pipeline has. Arithmetic only; every rank computes it when it loads. Engine and worker
-processes.
+"""Which layers each stage of a pipeline has, and what with that each rank has of a model. Arithmetic only; every rank
+computes it when it loads. Engine and worker processes.
 
 A stage takes as long as the weights that a step reads in it, so stages are divided by these. The first one also has
 the output matrix, and the first layers that take features of images.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.memory import PlanError
 from model_runtime.models.layer import layer_table
-from model_runtime.share import Part
+from model_runtime.share import Part, Share, split, whole_experts_of
 
 
 def stage_layers(config: ModelConfig, num_stages: int) -> tuple[Part, ...]:
@@ -27,6 +28,18 @@ def stage_layers(config: ModelConfig, num_stages: int) -> tuple[Part, ...]:
         )
     ends = balanced(costs, head, num_stages, least_first)
     return tuple(Part(start, end, config.num_layers) for start, end in zip((0, *ends), ends, strict=False))
+
+
+def rank_shares(config: ModelConfig, sizes: tuple[int, ...], *, whole_experts: bool) -> list[Share]:
+    """What each rank has of a model, in their order; `sizes` are those of a layout. Raises PlanError where there is not
+    enough to divide."""
+    tensor_size, context_size, num_stages = sizes
+    if whole_experts and tensor_size == 1 < context_size:
+        whole = split(config, 1)[0]
+        shares = [replace(whole, experts=part) for part in whole_experts_of(config, context_size)]
+    else:
+        shares = [*split(config, tensor_size, whole_experts=whole_experts)] * context_size
+    return [share.of_stage(layers, num_stages) for layers in stage_layers(config, num_stages) for share in shares]
 
 
 def balanced(costs: Sequence[int], first_cost: int, num_stages: int, least_first: int) -> tuple[int, ...]:
@@ -53,10 +66,10 @@ def balanced(costs: Sequence[int], first_cost: int, num_stages: int, least_first
 def _numbers_read(config: ModelConfig, layer: int) -> int:
     """Of a layer's matrices, for a token: of its experts, those that are chosen."""
     total = 0
-    for parameter in layer_table(config, layer):
+    for parameter in layer_table(config, layer, first_expert_only=True):
         numbers = parameter.rows * (parameter.columns or 0)
         if parameter.expert is not None:
             assert config.experts is not None, "an expert in a model without"
-            numbers = numbers * config.experts.num_chosen // config.experts.num_experts
+            numbers *= config.experts.num_chosen
         total += numbers
     return total

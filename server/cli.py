@@ -15,6 +15,7 @@ from server.config import add_arguments, resolve
 from server.embedded import EmbeddedModelMissing
 from server.models import ModelNotFound
 from server.options import OptionError
+from server.plan import command as plan_command
 from server.torchrun import torchrun_variables
 from server.validate import settings as validate_settings
 
@@ -81,6 +82,15 @@ def _add_checks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog="example: firstlight validate ~/checkpoints/Qwen3-0.6B --max-model-len 4096 --soak-minutes 10",
     )
     validate_settings.add_flags(gate)
+    plan = commands.add_parser(
+        "plan",
+        help="what a model takes on given devices, and how to divide it",
+        description="Plan memory and layout of a model from its configuration, without loading it: what a rank takes, "
+        "which layouts and precisions fit, how fast they can be at most, and the command line of the best. Exit code 1 "
+        "when nothing that serve accepts fits.",
+        epilog="example: firstlight plan ~/checkpoints/Qwen3-8B --devices 2xH100 --context 32768 --concurrency 16",
+    )
+    plan_command.add_arguments(plan)
     check = commands.add_parser(
         "doctor",
         help="check this machine",
@@ -106,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             code = command.run(arguments)
         elif arguments.command == "quality":
             code = quality_command.run(arguments)
+        elif arguments.command == "plan":
+            code = plan_command.run(arguments)
         elif arguments.command == "align":
             code = align_command.run(arguments)
         elif arguments.command == "validate":

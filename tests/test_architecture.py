@@ -36,7 +36,12 @@ RUNTIME_USERS = {
     "server/validate/machine.py",
     "server/align/command.py",
     "server/align/report.py",
+    "server/plan/candidates.py",
+    "server/plan/command.py",
+    "server/plan/roofline.py",
+    "server/plan/show.py",
 }
+TORCH_USERS = {"server/doctor.py", "server/plan/candidates.py"}
 RUNTIME_LEAVES = {
     "model_runtime.config",
     "model_runtime.host",
@@ -138,7 +143,7 @@ def assert_import_arrows(path: Path) -> None:
         elif top == "model_runtime":
             assert name in RUNTIME_USERS or module in RUNTIME_LEAVES, f"{name} imports {module}"
         if top == "torch":
-            has_torch = package == "model_runtime" or name == "server/doctor.py" or name.startswith(TOWERS)
+            has_torch = package == "model_runtime" or name in TORCH_USERS or name.startswith(TOWERS)
             assert has_torch, f"{name} imports torch"
         is_distributed = module.startswith("torch.distributed")
         assert not is_distributed or name in DISTRIBUTED, f"{name} imports {module}"

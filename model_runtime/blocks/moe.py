@@ -30,8 +30,9 @@ SMALLEST = 1e-20
 """sigmoid is 0.5 for anything nearer to zero."""
 
 
-def moe_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
-    """The parameters under `name` and the checkpoint keys under `key` that fill them."""
+def moe_table(config: ModelConfig, name: str, key: str, *, only_first: bool = False) -> list[Parameter]:
+    """The parameters under `name` and the checkpoint keys under `key` that fill them; with `only_first` those of the
+    first expert alone, which the others are like."""
     experts = _experts(config)
     single = replace(config, intermediate_size=experts.intermediate_size, mlp_bias=experts.bias)
     shared = replace(config, intermediate_size=experts.shared_size)
@@ -41,7 +42,7 @@ def moe_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
     if experts.choice_bias:
         bias = Slot(f"{key}.gate.e_score_correction_bias", experts.num_experts)
         table.append(Parameter(name=f"{name}.choice_bias", slots=(bias,)))
-    for expert in range(experts.num_experts):
+    for expert in range(1 if only_first else experts.num_experts):
         parameters = mlp_table(single, f"{name}.experts.{expert}", f"{key}.experts.{expert}", "expert")
         table += [replace(parameter, expert=expert) for parameter in parameters]
     if experts.shared_gate:

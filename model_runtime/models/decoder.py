@@ -25,13 +25,14 @@ from model_runtime.weights.table import Parameter, Parameters, Slot
 TIED_HEAD_KEY = "lm_head.weight"
 
 
-def decoder_table(config: ModelConfig) -> list[Parameter]:
-    """Every parameter of the decoder, in the order in which it is loaded. Embedding and output matrix are where the
-    first layer is, and the last norm is everywhere."""
+def decoder_table(config: ModelConfig, *, first_expert_only: bool = False) -> list[Parameter]:
+    """Every parameter of the decoder, in the order in which it is loaded; as in `layer_table`, of one expert a layer if
+    so said. Embedding and output matrix are where the first layer is, and the last norm is everywhere."""
     embedding = Slot("model.embed_tokens.weight", config.vocab_size, "vocabulary")
     table = [Parameter(name="embedding", slots=(embedding,), columns=config.hidden_size, fewest_bits=8, layer=0)]
     for layer in range(config.num_layers):
-        table += [replace(parameter, layer=layer) for parameter in layer_table(config, layer)]
+        parameters = layer_table(config, layer, first_expert_only=first_expert_only)
+        table += [replace(parameter, layer=layer) for parameter in parameters]
     table.append(wide_norm_table(config, "norm", "model.norm"))
     if not config.tie_word_embeddings and config.has_output:
         head = Slot(TIED_HEAD_KEY, config.vocab_size, "vocabulary")

@@ -5,6 +5,7 @@ Legend: T tokens of the step, C hidden size.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from torch import Tensor
@@ -46,13 +47,13 @@ def wide_norm_table(config: ModelConfig, name: str, key: str) -> Parameter:
     return norm_table(name, key, config.hidden_size, less_one=config.norm_weights_less_one)
 
 
-def layer_table(config: ModelConfig, layer: int) -> list[Parameter]:
-    """The parameters of a layer, in the order in which they are loaded."""
+def layer_table(config: ModelConfig, layer: int, *, first_expert_only: bool = False) -> list[Parameter]:
+    """The parameters of a layer, in the order in which they are loaded; as in `moe_table`, of one expert if so said."""
     name, key = f"layers.{layer}", f"model.layers.{layer}"
     norms = NORMS[config.norm_places]
     attention = attention_table if config.latent is None else latent_attention_table
     own = mlp_table if config.own_feed_forward is None else config.own_feed_forward.table
-    feed_forward = moe_table if _has_experts(config, layer) else own
+    feed_forward = partial(moe_table, only_first=first_expert_only) if _has_experts(config, layer) else own
     return [
         *(wide_norm_table(config, f"{name}.{norm}", f"{key}.{norm_key}") for norm, norm_key in norms.items()),
         *attention(config, f"{name}.attention", f"{key}.self_attn"),

@@ -50,11 +50,12 @@ def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
     if isinstance(form.stored, torch.dtype) or not form.integer_rows:
         dtype = form.stored if isinstance(form.stored, torch.dtype) else torch.float32
         assert dtype in STORAGE, f"cannot pack {dtype}"
-        data = torch.empty(num_panels, form.num_columns, PANEL_ROWS, dtype=dtype)
+        data = torch.empty(num_panels, form.num_columns, PANEL_ROWS, dtype=dtype, device=device)
     else:
         quantized = form.stored
         number = QUANTIZED_STORAGE[quantized]
-        data = torch.empty(library().quantized_bytes(number, form.num_rows, form.num_columns), dtype=torch.uint8)
+        num_bytes = library().quantized_bytes(number, form.num_rows, form.num_columns)
+        data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     return PackedWeight(
         data=data,
         num_rows=form.num_rows,

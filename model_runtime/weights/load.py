@@ -144,21 +144,31 @@ def _check_scales(key: str, tensor: StoredTensor, matrix: QuantizedMatrix) -> No
         raise CheckpointError(f"NaN or infinite weights, or too large ones, in {key} ({tensor.file}): {AGAIN}")
 
 
+def _form(part: _Part, how: Precision, fewest_bits: int) -> MatrixForm:
+    """As the file has it, unless floats are to become integers."""
+    target = None if part.num_columns % BLOCK else _TARGETS[how.quantization].get(fewest_bits)
+    stored = part.format or target or part.dtype
+    return MatrixForm(part.num_rows, part.num_columns, stored, how.integer_rows)
+
+
+def matrix_form(parameter: Parameter, source: TensorSource, share: Share, how: Precision) -> MatrixForm:
+    """What a rank's part of a matrix will be packed from."""
+    return _form(_Part(parameter, source, share), how, parameter.fewest_bits)
+
+
 def _packed(part: _Part, ops: Ops, device: torch.device, how: Precision, fewest_bits: int) -> PackedWeight:
     """A matrix, piece by piece: beside the packed one there is never more than a piece."""
-    stored, target = part.format, _TARGETS[how.quantization].get(fewest_bits)
-    if stored is None and target is not None and part.num_columns % BLOCK:
-        target = None
-    dtype = torch.float32 if stored is not None else part.dtype
-    kept = stored or target or dtype
-    packed = ops.empty_matrix(MatrixForm(part.num_rows, part.num_columns, kept, how.integer_rows), device)
+    form = _form(part, how, fewest_bits)
+    packed = ops.empty_matrix(form, device)
     step = max(PIECE // part.num_columns // PANEL_ROWS, 1) * PANEL_ROWS
     for start in range(0, part.num_rows, step):
         rows = slice(start, min(start + step, part.num_rows))
-        if stored is not None:
-            piece: Tensor | QuantizedMatrix = part.integers(rows, stored)
+        if isinstance(form.stored, torch.dtype):
+            piece: Tensor | QuantizedMatrix = part.floats(rows, form.stored)
+        elif part.format is None:
+            piece = part.made_integers(rows, part.dtype, form.stored)
         else:
-            piece = part.floats(rows, dtype) if target is None else part.made_integers(rows, dtype, target)
+            piece = part.integers(rows, form.stored)
         ops.fill_rows(packed, start, piece)
     return packed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_runtime import checkpoint
+from model_runtime import opening
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.memory import PlanError
 from model_runtime.memory_steps import activation_bytes
@@ -99,7 +99,7 @@ def test_stages_read_their_own_tensors_and_all_have_every_one(
         read_into(self, index, target)
 
     monkeypatch.setattr(FileTensor, "read_into", noting)
-    monkeypatch.setattr(checkpoint, "read_safetensors", lambda folder: source)
+    monkeypatch.setattr(opening, "read_safetensors", lambda folder: source)
     stages = loaded(tmp_path, 3)
     assert sorted(read) == sorted([*source, *["model.norm.weight"] * 2])
     assert [len(stage.decoder.layers) for stage in stages] == [1, 1, 2]

@@ -1,0 +1,83 @@
+"""From a path to a checkpoint whose configuration and headers are read and whose weights are not: a Hugging Face
+folder, a GGUF file, or, to plan for, a config.json without any weights. Called by `checkpoint.py`, engine and worker
+processes, and by `firstlight plan`.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from model_runtime.architecture import ModelConfig
+from model_runtime.hf_config import read_hf_config
+from model_runtime.image_side import ImageSide, read_image_side
+from model_runtime.models.composites import COMPOSITES
+from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
+from model_runtime.weights.declared import declared_dtype, declared_text, declared_vision
+from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.gguf_config import read_gguf_config
+from model_runtime.weights.gguf_file import read_gguf
+from model_runtime.weights.gguf_source import gguf_tensors
+from model_runtime.weights.json_file import read_json, read_json_if_any
+from model_runtime.weights.safetensors_source import read_safetensors
+from model_runtime.weights.sides import split_sides, text_source
+from model_runtime.weights.source import TensorSource
+from model_runtime.weights.spelling import plain_source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A checkpoint whose configuration is read and whose weights are not."""
+
+    path: Path
+    family: str
+    """For people."""
+    config: ModelConfig
+    source: TensorSource
+    """Of the decoder, under the keys that weight tables name."""
+    side: ImageSide | None = None
+    is_declared: bool = False
+    """There is a config.json and no weights; of a mixture, `source` has one expert a layer."""
+
+
+def open_checkpoint(path: Path) -> Opened:
+    """Raises CheckpointError for one that is missing, damaged or not supported."""
+    if path.is_dir():
+        return _open_folder(path)
+    if path.suffix != ".gguf":
+        raise CheckpointError(f"{path} is neither a folder with a Hugging Face checkpoint nor a .gguf file")
+    file = read_gguf(path)
+    config = read_gguf_config(file)
+    return Opened(path=path, family=config.family, config=config, source=gguf_tensors(file, config))
+
+
+def _open_folder(path: Path) -> Opened:
+    config_json = read_json(path / "config.json")
+    config = read_hf_config(config_json, read_json_if_any(path / "generation_config.json"))
+    family = str(config_json["model_type"])
+    if family not in COMPOSITES:
+        source, may_lack_output = text_source(read_safetensors(path))
+        if may_lack_output and not config.tie_word_embeddings:
+            config = replace(config, has_output=TIED_HEAD_KEY in source)
+        return Opened(path=path, family=family, config=config, source=plain_source(source, config))
+    language, image = split_sides(read_safetensors(path))
+    side = read_image_side(path, config_json, config, image)
+    if TIED_HEAD_KEY in language:
+        # many published files leave tie_word_embeddings out, where transformers assumes true, and have a head of their
+        # own; it ties the two only if they are equal
+        config = replace(config, tie_word_embeddings=False)
+    name = f"{family} ({config.family})"
+    return Opened(path=path, family=name, config=config, source=plain_source(language, config), side=side)
+
+
+def open_configuration(path: Path) -> Opened:
+    """A config.json as if there were weights of the type that it names beside it; of a mixture, those of one expert a
+    layer. Nothing can be read of them. Raises CheckpointError for what is not supported."""
+    config_json = read_json(path)
+    config = read_hf_config(config_json, read_json_if_any(path.with_name("generation_config.json")))
+    family, dtype = str(config_json["model_type"]), declared_dtype(config_json)
+    source = declared_text(decoder_table(config, first_expert_only=True), dtype)
+    if family not in COMPOSITES:
+        return Opened(path=path, family=family, config=config, source=source, is_declared=True)
+    side = read_image_side(path.parent, config_json, config, {})
+    side = replace(side, source=declared_vision(side.tower, dtype))
+    name = f"{family} ({config.family})"
+    return Opened(path=path, family=name, config=config, source=source, side=side, is_declared=True)

@@ -1,0 +1,175 @@
+"""What a rank takes of a model, before anything of it is loaded: weights, caches, the largest step, images.
+
+Called by `firstlight plan`. Arithmetic on configuration and headers alone; the parts come from the tables that the
+loader fills and from `memory_*.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from model_runtime.architecture import ModelConfig
+from model_runtime.config import RuntimeConfig
+from model_runtime.device import activation_dtype, usual_kv_dtype
+from model_runtime.graphs import SPARE_BLOCKS
+from model_runtime.image_side import USUAL_SIDE, ImageSide
+from model_runtime.kv_store import storage_type
+from model_runtime.layout import Layout
+from model_runtime.memory import PlanError, PoolSize, size_pool
+from model_runtime.memory_caches import cache_block_bytes, rope_bytes
+from model_runtime.memory_images import ImageMemory, encode_bytes, image_pixels
+from model_runtime.memory_steps import FLOAT_BYTES, step_bytes
+from model_runtime.memory_weights import (
+    PlannedWeights,
+    WeightGroup,
+    WeightPart,
+    planned_weights,
+    vision_bytes,
+    weight_groups,
+)
+from model_runtime.models.decoder import decoder_table
+from model_runtime.opening import Opened
+from model_runtime.ops.registry import Ops
+from model_runtime.share import Share
+from model_runtime.shared_memory import region_bytes
+from model_runtime.weights.load import Precision
+from scheduler.config import SchedulerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A checkpoint with what plans of any layout have in common."""
+
+    opened: Opened
+    groups: list[WeightGroup]
+    vision: Mapping[WeightPart, int]
+    """Bytes of its image side."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers of decoder and image side."""
+        experts = self.opened.config.experts
+        copies = 1 if experts is None else experts.num_experts
+        decoder = sum(
+            sum(parameter.rows * (parameter.columns or 1) for parameter in group.alike)
+            * (copies if group.stand_for_all else 1)
+            for group in self.groups
+        )
+        return decoder + (0 if self.opened.side is None else self.opened.side.num_parameters)
+
+
+def outline(opened: Opened) -> Outline:
+    """Raises CheckpointError where keys are missing."""
+    one_expert = opened.is_declared
+    table = decoder_table(opened.config, first_expert_only=one_expert)
+    return Outline(
+        opened=opened,
+        groups=weight_groups(table, opened.source, one_expert=one_expert),
+        vision={} if opened.side is None else vision_bytes(opened.side),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankNeeds:
+    """What one rank takes, in bytes, whatever room there is."""
+
+    layout: Layout
+    share: Share
+    own: ModelConfig
+    """The architecture as wide as its share."""
+    weights: PlannedWeights
+    vision: Mapping[WeightPart, int]
+    kv_type: torch.dtype
+    block_bytes: int
+    """Of a KV block in all layers of this rank."""
+    block_tokens: int
+    """That a block of all ranks that share sequences has."""
+    spare_blocks: int
+    position_bytes: int
+    """Of tables, for each position of the longest sequence."""
+    step: int
+    """Temporary tensors of the largest step."""
+    images: ImageMemory | None
+    max_image_pixels: int
+    exchange: int
+    """Memory that ranks share to talk, of which this is one rank's part."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of decoder and image side."""
+        return self.weights.total + sum(self.vision.values())
+
+    def pool(self, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> PoolSize:
+        """The pool in what is left of a budget. Raises PlanError where there is no room for one sequence."""
+        return size_pool(
+            self.own,
+            runtime,
+            scheduler,
+            budget=budget - self.exchange - self.spare_blocks * self.block_bytes,
+            weight_bytes=self.weight_bytes,
+            block_bytes=self.block_bytes,
+            position_bytes=self.position_bytes,
+            images=self.images,
+        )
+
+
+def rank_needs(
+    model: Outline,
+    share: Share,
+    layout: Layout,
+    runtime: RuntimeConfig,
+    scheduler: SchedulerConfig,
+    device: torch.device,
+    ops: Ops,
+    budget: int,
+) -> RankNeeds:
+    """Of the rank of `layout` that has `share`; blocks are as long as the device wants them. The budget decides how
+    large images may be. Raises PlanError for an image cache that is too small."""
+    how = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
+    weights = planned_weights(model.groups, model.opened.source, share, how, ops)
+    own = share.narrowed(model.opened.config)
+    dtype = activation_dtype(device, weights.embedding, exact=not how.integer_rows)
+    kv_type = storage_type(runtime.kv_cache_dtype, usual_kv_dtype(dtype, weights.integer_rows))
+    images, largest = None, 0
+    if model.opened.side is not None and share.is_first_stage:
+        images, largest = image_memory(model.opened.side, own, runtime, scheduler, budget)
+    return RankNeeds(
+        layout=layout,
+        share=share,
+        own=own,
+        weights=weights,
+        vision=model.vision if share.is_first_stage else {},
+        kv_type=kv_type,
+        block_bytes=cache_block_bytes(own, scheduler.block_size, kv_type),
+        block_tokens=scheduler.block_size * runtime.context_parallel_size,
+        spare_blocks=0 if device.type == "cpu" else SPARE_BLOCKS,
+        position_bytes=rope_bytes(own),
+        step=step_bytes(own, runtime, scheduler),
+        images=images,
+        max_image_pixels=largest,
+        exchange=_exchange_bytes(layout) if device.type == "cpu" else 0,
+    )
+
+
+def image_memory(
+    side: ImageSide, config: ModelConfig, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int
+) -> tuple[ImageMemory, int]:
+    """What images take, and the most pixels that one of them may have. Raises PlanError for a cache that holds none."""
+    needed = side.usual_embeddings * embedding_bytes(config)
+    if runtime.encoder_cache_bytes < needed:
+        raise PlanError(
+            f"encoder_cache_bytes {runtime.encoder_cache_bytes} is less than the {needed} bytes that an image of "
+            f"{USUAL_SIDE} x {USUAL_SIDE} pixels takes in this model: raise encoder_cache_bytes"
+        )
+    largest = image_pixels(side.tower, side.largest_image, scheduler.max_encode_pixels, budget)
+    return ImageMemory(cache=runtime.encoder_cache_bytes, encode=encode_bytes(side.tower, largest)), largest
+
+
+def embedding_bytes(config: ModelConfig) -> int:
+    """Of one embedding of an image in the encoder cache."""
+    return FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack)
+
+
+def _exchange_bytes(layout: Layout) -> int:
+    return sum(region_bytes(len(group)) // len(group) for group in layout.areas if layout.rank in group)

@@ -1,0 +1,70 @@
+"""Tensors that a config.json promises, where there are no files: shapes and types alone. Used by `opening.py`.
+
+A file without a type is taken for one of bfloat16, as nearly all that are published.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
+from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.source import FLOATS, Index, TensorSource
+from model_runtime.weights.table import Parameter
+from vision.tower_config import VisionTowerConfig
+from vision.weights import vision_table
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensor:
+    """A StoredTensor of which there are no numbers."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    format: QuantizedFormat | None = None
+
+    @property
+    def file(self) -> str:
+        """What declares it."""
+        return "config.json"
+
+    def read_quantized(self, index: Index) -> QuantizedMatrix:
+        """Never called."""
+        _refuse()
+
+    def read_into(self, index: Index, target: Tensor) -> None:
+        """Never called."""
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise AssertionError("a config.json has no numbers to read")
+
+
+def declared_dtype(config: Mapping[str, object]) -> torch.dtype:
+    """That a config.json names, in its text_config or outside. Raises CheckpointError for one that is not supported."""
+    text = config.get("text_config")
+    places = [text, config] if isinstance(text, Mapping) else [config]
+    named = [place[key] for place in places for key in ("dtype", "torch_dtype") if place.get(key) is not None]
+    if not named:
+        return torch.bfloat16
+    known = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
+    name = str(named[0]).removeprefix("torch.")
+    if name not in known:
+        raise CheckpointError(f"config.json: dtype {name!r} is not supported; {', '.join(known)} are")
+    return known[name]
+
+
+def declared_text(table: Iterable[Parameter], dtype: torch.dtype) -> TensorSource:
+    """Of a decoder with this table, all of one type."""
+    return {
+        slot.key: DeclaredTensor(parameter.slot_shape(slot), dtype) for parameter in table for slot in parameter.slots
+    }
+
+
+def declared_vision(tower: VisionTowerConfig, dtype: torch.dtype) -> TensorSource:
+    """Of a tower with its projector."""
+    return {key: DeclaredTensor(parameter.shape, dtype) for parameter in vision_table(tower) for key in parameter.keys}

@@ -1,0 +1,122 @@
+"""`firstlight plan`: what a model takes on given devices, how it can be divided, and how to serve it. A process of its
+own; nothing is loaded.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+
+from model_runtime.config import KVCacheDtype, Quantization, RuntimeConfig
+from scheduler.config import SchedulerConfig
+from server.config import EMBEDDED
+from server.models import resolve_model
+from server.options import OptionError, parse_bytes
+from server.plan.devices import CARDS, GRAMMAR, Devices, Speed, parse_devices, parse_rate
+
+if TYPE_CHECKING:
+    from model_runtime.opening import Opened
+    from server.plan.candidates import Asked
+
+EXIT_DOES_NOT_FIT = 1
+Value = TypeVar("Value")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    text = "checkpoint folder, config.json, GGUF file or 'embedded' (default)"
+    parser.add_argument("model", nargs="?", default=EMBEDDED, metavar="MODEL", help=text)
+    parser.add_argument("--devices", default="cpu", metavar="DEVICES", help=GRAMMAR.format(", ".join(CARDS)))
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines, each with such devices")
+    parser.add_argument("--link", metavar="RATE", help="from a device to another one; with --nodes between machines")
+    parser.add_argument("--bandwidth", metavar="RATE", help="of a device's memory, such as 3.35TB/s")
+    parser.add_argument("--flops", metavar="RATE", help="of a device in 16 bits, such as 989TFLOP/s")
+    parser.add_argument("--context", type=int, default=0, metavar="N", help="longest sequence (default: the model's)")
+    parser.add_argument("--concurrency", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
+    group = parser.add_argument_group("what serve is told; without them every kind is planned")
+    group.add_argument("--quantization", choices=get_args(Quantization))
+    group.add_argument("--kv-cache-dtype", choices=get_args(KVCacheDtype))
+    group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens of a step")
+    group.add_argument("--memory-budget", metavar="BYTES", help="of a machine's ranks together, as serve takes it")
+    group.add_argument("--encoder-cache-bytes", metavar="BYTES", help="of encoded images")
+    parser.add_argument("--all", action="store_true", help="show every layout in every precision")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan and print; EXIT_DOES_NOT_FIT where nothing that serve accepts does. Raises OptionError, ModelNotFound,
+    EmbeddedModelMissing and CheckpointError."""
+    devices = _devices(arguments)
+    from model_runtime.planning import outline
+    from server.plan.candidates import candidates
+    from server.plan.choice import recommended
+    from server.plan.show import as_json, as_text
+
+    opened = open_model(arguments.model)
+    asked = _asked(arguments, opened.config.max_position)
+    model = outline(opened)
+    found = candidates(model, devices, asked)
+    if arguments.json:
+        print(json.dumps(as_json(arguments.model, model, devices, asked, found), indent=2))
+    else:
+        print(as_text(arguments.model, model, devices, asked, found, show_all=arguments.all))
+    return 0 if recommended(found, devices, asked) is not None else EXIT_DOES_NOT_FIT
+
+
+def open_model(name: str) -> "Opened":
+    """A MODEL of serve, or a configuration without weights: a config.json, or a folder that has nothing else."""
+    from model_runtime.opening import open_checkpoint, open_configuration
+
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        return open_configuration(path)
+    path = resolve_model(name).path
+    if path.is_dir() and not any(path.glob("*.safetensors*")):
+        return open_configuration(path / "config.json")
+    return open_checkpoint(path)
+
+
+def _devices(arguments: argparse.Namespace) -> Devices:
+    if arguments.nodes < 1:
+        raise OptionError("--nodes must be at least 1")
+    bandwidth, flops = _rate(arguments.bandwidth, "--bandwidth", "B/s"), _rate(arguments.flops, "--flops", "FLOP/s")
+    link = _rate(arguments.link, "--link", "B/s")
+    given = Speed(bandwidth=bandwidth, flops=flops, link=link if arguments.nodes == 1 else None)
+    return parse_devices(arguments.devices, arguments.nodes, given, link)
+
+
+def _rate(text: str | None, flag: str, unit: Literal["B/s", "FLOP/s"]) -> float | None:
+    return None if text is None else _parsed(text, flag, lambda given: parse_rate(given, unit))
+
+
+def _parsed(text: str, flag: str, parse: Callable[[str], Value]) -> Value:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise OptionError(f"{flag}: {error}") from None
+
+
+def _asked(arguments: argparse.Namespace, max_position: int) -> "Asked":
+    from server.plan.candidates import PRECISIONS, Asked
+
+    if not 0 <= arguments.context <= max_position:
+        raise OptionError(f"--context must be from 1 to the {max_position} positions of the model")
+    if arguments.concurrency < 1:
+        raise OptionError("--concurrency must be at least 1")
+    budget, cache = arguments.memory_budget, arguments.encoder_cache_bytes
+    usual = RuntimeConfig()
+    runtime = RuntimeConfig(
+        max_model_len=arguments.context or max_position,
+        memory_budget=0 if budget is None else _parsed(budget, "--memory-budget", parse_bytes),
+        encoder_cache_bytes=usual.encoder_cache_bytes
+        if cache is None
+        else _parsed(cache, "--encoder-cache-bytes", parse_bytes),
+    )
+    tokens = arguments.max_num_batched_tokens or SchedulerConfig().max_num_batched_tokens
+    if tokens < 1:
+        raise OptionError("--max-num-batched-tokens must be positive")
+    scheduler = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=tokens)
+    quantization, kv_type = arguments.quantization, arguments.kv_cache_dtype
+    precisions = tuple(dict.fromkeys((quantization or weights, kv_type or cached) for weights, cached in PRECISIONS))
+    return Asked(concurrency=arguments.concurrency, runtime=runtime, scheduler=scheduler, precisions=precisions)

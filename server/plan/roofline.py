@@ -1,0 +1,130 @@
+"""How fast a layout can be at most: what a step must read, compute and send, over what a device can. Called by
+`command.py`. Real steps take longer, by as much as kernels and the network are short of their figures.
+
+Legend: T tokens of the step, C hidden size.
+"""
+
+from dataclasses import dataclass
+
+from model_runtime.architecture import ModelConfig
+from model_runtime.planning import RankNeeds
+from server.plan.candidates import Candidate, Fit
+from server.plan.devices import Devices
+
+COLLECTIVE_SECONDS = 1e-5
+"""That a sum of several devices takes, however little it is."""
+ACTIVATION_BYTES = {"cpu": 4, "cuda": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Upper bounds, of all replicas together."""
+
+    prefill: float
+    """Tokens of prompts a second."""
+    decode: float
+    """Tokens written a second, by all sequences at half of their full length."""
+    token_seconds: float
+    """Between two tokens of a sequence then."""
+
+
+def rates(candidate: Candidate, devices: Devices, concurrency: int) -> Rates | None:
+    """None where memory or arithmetic of the devices is of unknown speed."""
+    if candidate.fit is None or devices.speed.bandwidth is None or devices.speed.flops is None:
+        return None
+    fit, split = candidate.fit, candidate.split
+    middle, stages = fit.length // 2, split.stages
+    # every stage has a step of its own, with some of the sequences
+    tokens = max(1, -(-concurrency // split.replicas) // stages)
+    decode = [_seconds(candidate, fit, needs, devices, tokens, middle, tokens) for needs in fit.ranks]
+    chunk = fit.scheduler.max_num_batched_tokens
+    prefill = [_seconds(candidate, fit, needs, devices, chunk, middle, 1) for needs in fit.ranks]
+    return Rates(
+        prefill=split.replicas * chunk / max(prefill),
+        decode=split.replicas * tokens / max(decode),
+        token_seconds=max(decode) * stages,
+    )
+
+
+def _seconds(
+    candidate: Candidate, fit: Fit, needs: RankNeeds, devices: Devices, tokens: int, context: int, sequences: int
+) -> float:
+    """Of a step of so many tokens, with so many keys before each, of so many sequences."""
+    speed = devices.speed
+    assert speed.bandwidth is not None and speed.flops is not None, "rates of devices of unknown speed"
+    config, split = needs.own, candidate.split
+    share = 1 / split.context
+    read = weights_read(needs, config, tokens) + sequences * share * keys_read(needs, context)
+    computed = tokens * share * (2 * active_numbers(needs, config) + attention_flops(needs, config, context))
+    return max(read / speed.bandwidth, computed / speed.flops) + _sending(candidate, needs, devices, tokens)
+
+
+def _is_head_here(needs: RankNeeds) -> bool:
+    return needs.own.has_output and needs.share.is_first_stage
+
+
+def _expert_share(config: ModelConfig, tokens: int) -> float:
+    """Of a layer's experts, how many a step of so many tokens is expected to need."""
+    if config.experts is None:
+        return 0.0
+    return 1.0 - float(1.0 - config.experts.num_chosen / config.experts.num_experts) ** tokens
+
+
+def weights_read(needs: RankNeeds, config: ModelConfig, tokens: int) -> float:
+    """Bytes of weights that a step reads: all but the embedding, unless it is the output matrix too, and experts that
+    nobody chose."""
+    parts = needs.weights.parts
+    plain = sum(size for part, size in parts.items() if part not in ("embedding", "experts"))
+    tied = parts.get("embedding", 0) if config.tie_word_embeddings and _is_head_here(needs) else 0
+    return plain + tied + parts.get("experts", 0) * _expert_share(config, tokens)
+
+
+def active_numbers(needs: RankNeeds, config: ModelConfig) -> float:
+    """Numbers of matrices that a token is multiplied with; the output matrix as if every token were sampled."""
+    numbers = needs.weights.numbers
+    plain = sum(count for part, count in numbers.items() if part not in ("embedding", "experts"))
+    tied = numbers.get("embedding", 0) if config.tie_word_embeddings and _is_head_here(needs) else 0
+    chosen = 0.0 if config.experts is None else config.experts.num_chosen / config.experts.num_experts
+    return plain + tied + numbers.get("experts", 0) * chosen
+
+
+def _visible(needs: RankNeeds, config: ModelConfig, context: int) -> list[int]:
+    """Keys that a query sees, of each layer of this rank."""
+    windows = config.sliding_windows[needs.share.layers.start : needs.share.layers.stop]
+    return [min(context, window) if window else context for window in windows]
+
+
+def keys_read(needs: RankNeeds, context: int) -> float:
+    """Bytes of the caches that a query of a sequence reads in all layers of a rank, if it has all of its keys."""
+    block_tokens = needs.block_tokens // needs.layout.context_size
+    of_layer = needs.block_bytes / block_tokens / needs.own.num_layers
+    return of_layer * sum(_visible(needs, needs.own, context))
+
+
+def attention_flops(needs: RankNeeds, config: ModelConfig, context: int) -> float:
+    """Of a token's queries with keys and values."""
+    return 4.0 * config.num_heads * config.head_dim * sum(_visible(needs, config, context))
+
+
+def _sending(candidate: Candidate, needs: RankNeeds, devices: Devices, tokens: int) -> float:
+    """Seconds of exchanges that nothing hides: two sums a layer among ranks that share layers, queries and what was
+    found for them among those that share sequences, and hidden states from stage to stage."""
+    split, config = candidate.split, needs.own
+    row = config.hidden_size * ACTIVATION_BYTES[devices.kind]
+    heads = config.num_heads * config.head_dim * ACTIVATION_BYTES[devices.kind]
+    seconds = 0.0
+    if split.tensor > 1:
+        sent = 2 * (split.tensor - 1) / split.tensor * row * tokens / split.context
+        seconds += 2 * config.num_layers * _transfer(devices, sent, split.tensor)
+    if split.context > 1:
+        sent = 2 * (split.context - 1) / split.context * heads * tokens
+        seconds += 2 * config.num_layers * _transfer(devices, sent, split.tensor * split.context)
+    if split.stages > 1:
+        seconds += _transfer(devices, row * tokens, split.devices // split.replicas)
+    return seconds
+
+
+def _transfer(devices: Devices, sent: float, span: int) -> float:
+    """Of bytes among neighbouring ranks, which are on several machines if they are more than one has."""
+    rate = devices.network if span > devices.count else devices.speed.link
+    return COLLECTIVE_SECONDS + (0.0 if rate is None else sent / rate)
