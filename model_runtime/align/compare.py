@@ -6,6 +6,7 @@ inherits an error.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +24,8 @@ from model_runtime.align.places import LOGITS, layer_of, named_parameters
 from model_runtime.align.product import Product
 from model_runtime.align.prompts import Prompts, num_blocks, steps
 from model_runtime.align.reference import Reference
+from model_runtime.align.suspects.scene import Scene
+from model_runtime.align.suspects.search import suspects
 from model_runtime.align.tracer import Recorder, Taken, traced_decoder
 from model_runtime.models.decoder import decoder_table
 from model_runtime.weights.errors import CheckpointError
@@ -63,6 +66,9 @@ class Alignment:
     same bits."""
     unobserved: tuple[str, ...]
     """Places of the reference that the product does not compute."""
+
+    suspects: tuple[str, ...] = ()
+    """Why the first place diverges."""
 
     @property
     def first(self) -> PlaceReport | None:
@@ -112,12 +118,23 @@ def align(product: Product, reference: Reference) -> Alignment:
     logits = Taken(kind="logits", operation="scale and cap of logits", values=forced_LV, order=len(reports))
     reports.append(_report(LOGITS, logits, served_LV, reference, precisions))
     limit = precisions.logits_limit(product.decoder.config.num_layers)
-    return Alignment(
+    found = Alignment(
         places=tuple(_with_unused(reports, product, reference)),
         logits=compare_logits(served_LV, reference.logits_LV, limit),
         logits_limit=limit,
         same_path=difference(traced_LV, served_LV).max_rel,
         unobserved=tuple(name for name in reference.places if name not in forced.taken),
+    )
+    first = found.first
+    return found if first is None else replace(found, suspects=_suspects(product, reference, first, forced.taken))
+
+
+def _suspects(
+    product: Product, reference: Reference, first: PlaceReport, taken: Mapping[str, Taken]
+) -> tuple[str, ...]:
+    layer = product.decoder.config.num_layers if first.layer is None else first.layer
+    return suspects(
+        Scene(product=product, reference=reference, place=first.place, layer=layer, taken=taken), first.kind
     )
 
 

@@ -31,10 +31,11 @@ SINGLE: Mapping[str, float] = MappingProxyType(
 that is computed from the same input. Elementwise operations round a few times. In a sum of K products in another order
 the errors are random and grow with the root of K, which is 128 for 16384 features. Attention, routing and experts pass
 differences on through exponentials."""
-NARROW = 8
+NARROW, NARROW_SCORES = 8, 32
 """The same in units of a narrower type, where that holds hidden states, keys and values or what is multiplied: sums are
-float32 there too, so what rounds are a few inputs and the result."""
-GROWTH = 2
+float32 there too, so what rounds are a few inputs and the result. Scores of attention may be rounded too (transformers
+does that), and what they are exponents of is rounded as often as they are large."""
+GROWTH = 4
 """Times the root of the number of layers: how much more logits may differ, for every layer inherits what those before
 it rounded otherwise."""
 UNITS: Mapping[torch.dtype, float] = MappingProxyType(
@@ -68,8 +69,9 @@ class Precisions:
             units.append(UNITS[self.rows])
         if kind == "attention":
             units.append(UNITS[self.cache])
+        narrow = NARROW_SCORES if kind == "attention" else NARROW
         single, coarsest = UNITS[torch.float32], max(units)
-        return SINGLE[kind] * single + (NARROW * coarsest if coarsest > single else 0.0)
+        return SINGLE[kind] * single + (narrow * coarsest if coarsest > single else 0.0)
 
     def logits_limit(self, num_layers: int) -> float:
         """The same of logits, given the same tokens."""

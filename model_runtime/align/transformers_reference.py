@@ -173,6 +173,7 @@ class _Watcher:
 
         def hook(module: Any, args: Any, output: Any) -> None:
             rows_LC = args[0].reshape(-1, args[0].shape[-1])
+            self._hooks.input(f"{path}.in", args[0])
             bias_N = getattr(module, "bias") if hasattr(module, "bias") else None  # noqa: B009
             self._hooks.output(f"{path}.out", nn.functional.linear(rows_LC, module.weight, bias_N))
 

@@ -83,6 +83,8 @@ def show(found: "Alignment", title: str, computes: str) -> None:
     console.print(logits_line(found), markup=False, soft_wrap=True)
     if found.unobserved:
         console.print(f"not compared, since the product has no such place: {_listed(found.unobserved)}", markup=False)
+    for suspect in found.suspects:
+        console.print(f"why: {suspect}", markup=False, soft_wrap=True)
     word = "PASSED" if found.passed else "FAILED"
     console.print(f"{word}: {verdict(found)}", markup=False, soft_wrap=True)
 
@@ -107,6 +109,8 @@ def page(found: "Alignment", title: str, computes: str) -> Page:
     """Everything, with the error by depth."""
     made = Page(title, f"firstlight align, product with {computes}")
     made.verdict(found.passed, verdict(found))
+    for suspect in found.suspects:
+        made.text(f"Why: {suspect}.")
     made.text(logits_line(found) + ".")
     made.plots(_plots(found))
     made.heading("Worst place of each kind of operation")

@@ -46,34 +46,34 @@ def experts(**changes: object) -> Flip:
     return flip
 
 
-FLIPS: Mapping[str, tuple[str, Flip, int | None, str]] = {
-    "rope base": ("gemma2", rope(theta=10000.0), 0, "rope"),
-    "rope factor": ("gemma2", rope(factor=2.0), 0, "rope"),
-    "rope kind": ("gemma2", rope(kind="linear"), 0, "rope"),
-    "rope attention factor": ("gemma2", rope(attention_factor=1.0), 0, "rope"),
-    "rope layout": ("glm", rope(interleaved=False), 0, "rope"),
-    "rotated channels": ("glm4_moe", rope(rotary_dim=16), 0, "rope"),
-    "layers without rotation": ("cohere2", config(other_rope_layers=(False,) * 3), 1, "rope"),
-    "embedding scale": ("gemma2", config(embedding_scale=1.0), 0, "embedding"),
-    "norm weights less one": ("gemma2", config(norm_weights_less_one=False), 0, "norm"),
-    "norm epsilon": ("granite", config(rms_norm_eps=1e-6), 0, "norm"),
-    "norm subtracts mean": ("cohere2", config(norm="rms"), 0, "norm"),
-    "attention scale": ("gemma2", config(attention_scale=0.0), 0, "attention"),
-    "attention softcap": ("gemma2", config(attention_softcap=0.0), 0, "attention"),
-    "window missing": ("gemma2", config(sliding_windows=(0, 0, 9)), 1, "attention"),
-    "window one longer": ("gemma2", config(sliding_windows=(0, 9, 10)), 2, "attention"),
-    "activation": ("gemma2", config(activation="silu"), 0, "activation"),
-    "residual multiplier": ("granite", config(residual_scale=1.0), 0, "residual"),
-    "tied output matrix": ("gemma2", config(tie_word_embeddings=True), None, "linear"),
-    "logit scale": ("granite", config(logit_scale=1.0), None, "logits"),
-    "logit softcap": ("gemma2", config(logit_softcap=0.0), None, "logits"),
-    "router renormalises": ("glm4_moe", experts(renormalise=False), 1, "routing"),
-    "router scale": ("glm4_moe", experts(scale=1.0), 1, "routing"),
-    "router scores": ("glm4_moe", experts(router="softmax"), 1, "routing"),
-    "groups of experts": ("glm4_moe", experts(num_groups=1), 1, "routing"),
-    "clamp of experts": ("gpt_oss", experts(clamp=7.0), 0, "experts"),
+FLIPS: Mapping[str, tuple[str, Flip, int | None, str, str]] = {
+    "rope base": ("gemma2", rope(theta=10000.0), 0, "rope", "rope base: 300 "),
+    "rope factor": ("gemma2", rope(factor=2.0), 0, "rope", "scaling factor: 4 "),
+    "rope kind": ("gemma2", rope(kind="linear"), 0, "rope", "yarn in the reference"),
+    "rope attention factor": ("gemma2", rope(attention_factor=1.0), 0, "rope", "1.139"),
+    "rope layout": ("glm", rope(interleaved=False), 0, "rope", "rotates neighbours"),
+    "rotated channels": ("glm4_moe", rope(rotary_dim=16), 0, "rope", "rotated channels: 8"),
+    "layers without rotation": ("cohere2", config(other_rope_layers=(False,) * 3), 1, "rope", "does not rotate"),
+    "embedding scale": ("gemma2", config(embedding_scale=1.0), 0, "embedding", "embedding scale: 8"),
+    "norm weights less one": ("gemma2", config(norm_weights_less_one=False), 0, "norm", "1 larger"),
+    "norm epsilon": ("granite", config(rms_norm_eps=1e-6), 0, "norm", "about 1e-05"),
+    "norm subtracts mean": ("cohere2", config(norm="rms"), 0, "norm", "subtracts the mean"),
+    "attention scale": ("gemma2", config(attention_scale=0.0), 0, "attention", "attention scale: 0.223607"),
+    "attention softcap": ("gemma2", config(attention_softcap=0.0), 0, "attention", "softcap: 1.0"),
+    "window missing": ("gemma2", config(sliding_windows=(0, 0, 9)), 1, "attention", "window: 9"),
+    "window one longer": ("gemma2", config(sliding_windows=(0, 9, 10)), 2, "attention", "window: 9"),
+    "activation": ("gemma2", config(activation="silu"), 0, "activation", "gelu with tanh"),
+    "residual multiplier": ("granite", config(residual_scale=1.0), 0, "residual", "0.3 times"),
+    "tied output matrix": ("gemma2", config(tie_word_embeddings=True), None, "linear", "tied embeddings"),
+    "logit scale": ("granite", config(logit_scale=1.0), None, "logits", "0.4 and none"),
+    "logit softcap": ("gemma2", config(logit_softcap=0.0), None, "logits", "1 and 1"),
+    "router renormalises": ("glm4_moe", experts(renormalise=False), 1, "routing", "divided by their sum"),
+    "router scale": ("glm4_moe", experts(scale=1.0), 1, "routing", "scaled by 1.7"),
+    "router scores": ("glm4_moe", experts(router="softmax"), 1, "routing", "made by sigmoid"),
+    "groups of experts": ("glm4_moe", experts(num_groups=1), 1, "routing", "1 of 2 groups"),
+    "clamp of experts": ("gpt_oss", experts(clamp=7.0), 0, "experts", "clamp of experts: 0.3"),
 }
-"""Family, change of its architecture, and the layer and kind of operation that the report must name."""
+"""Family, change of its architecture, and what the report must name: layer, kind of operation, and why."""
 
 
 def attention_of(product: Product, layer: int) -> Attention:
@@ -130,24 +130,25 @@ def transposed(product: Product) -> None:
     attention.output = Linear(packed, attention.output.bias)
 
 
-BREAKS: Mapping[str, tuple[str, Break, int, str]] = {
-    "bias of queries, keys and values": ("glm", drop_bias, 1, "linear"),
-    "norms of queries and keys": ("glm4_moe", drop_qk_norm, 1, "qk_norm"),
-    "sinks": ("gpt_oss", drop_sinks, 1, "attention"),
-    "bias of the choice of experts": ("glm4_moe", drop_choice_bias, 2, "routing"),
-    "shared block": ("glm4_moe", drop_shared, 1, "experts"),
-    "gate of the shared block": ("qwen2_moe", drop_shared_gate, 1, "experts"),
-    "blocks side by side": ("cohere2", not_parallel, 1, "residual"),
-    "norm of a result": ("gemma2", drop_result_norm, 2, "norm"),
-    "transposed projection": ("granite", transposed, 1, "linear"),
+BREAKS: Mapping[str, tuple[str, Break, int, str, str]] = {
+    "bias of queries, keys and values": ("glm", drop_bias, 1, "linear", "bias"),
+    "norms of queries and keys": ("glm4_moe", drop_qk_norm, 1, "qk_norm", "norms of queries and keys are missing"),
+    "sinks": ("gpt_oss", drop_sinks, 1, "attention", "sinks are missing"),
+    "bias of the choice of experts": ("glm4_moe", drop_choice_bias, 2, "routing", "with a bias"),
+    "shared block": ("glm4_moe", drop_shared, 1, "experts", "shared block"),
+    "gate of the shared block": ("qwen2_moe", drop_shared_gate, 1, "experts", "gate of the shared block"),
+    "blocks side by side": ("cohere2", not_parallel, 1, "residual", "blocks side by side"),
+    "norm of a result": ("gemma2", drop_result_norm, 2, "norm", "never applies"),
+    "transposed projection": ("granite", transposed, 1, "linear", "transposed"),
 }
 """The same of what the loader would refuse, done to the loaded decoder."""
 
 
-def assert_named(found: Alignment, layer: int | None, kind: str) -> None:
+def assert_named(found: Alignment, layer: int | None, kind: str, words: str) -> None:
     assert not found.passed
     assert found.first is not None
     assert (found.first.layer, found.first.kind) == (layer, kind), found.first
+    assert len(found.suspects) == 1 and words in found.suspects[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -159,14 +160,14 @@ def test_nothing_flipped(checkpoint: Callable[[str], Aligned], family: str) -> N
 
 @pytest.mark.parametrize("name", FLIPS)
 def test_flipped(checkpoint: Callable[[str], Aligned], name: str) -> None:
-    family, flip, layer, kind = FLIPS[name]
-    assert_named(checkpoint(family).compared(flip), layer, kind)
+    family, flip, layer, kind, words = FLIPS[name]
+    assert_named(checkpoint(family).compared(flip), layer, kind, words)
 
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_broken(checkpoint: Callable[[str], Aligned], name: str) -> None:
-    family, broken, layer, kind = BREAKS[name]
-    assert_named(checkpoint(family).compared(broken=broken), layer, kind)
+    family, broken, layer, kind, words = BREAKS[name]
+    assert_named(checkpoint(family).compared(broken=broken), layer, kind, words)
 
 
 def test_the_compiled_program_is_wrong(checkpoint: Callable[[str], Aligned]) -> None:

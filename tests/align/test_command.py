@@ -1,0 +1,97 @@
+"""`firstlight align` as people run it: exit codes, reports, and files between machines."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from server import cli
+from tests.checkpoints import make_checkpoint
+
+CUT = ("--no-prepare-weights", "--threads", "1")
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["align", *arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    make_checkpoint(folder, "qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dump(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dump") / "reference.safetensors"
+    assert run(str(folder), "--dump", str(path)) == 0
+    return path
+
+
+def test_aligned_with_transformers(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, document = tmp_path / "report.html", tmp_path / "report.json"
+    assert run(str(folder), "--html", str(page), "--json", str(document), *CUT) == 0
+    assert "PASSED: product and reference are the same but for rounding" in capsys.readouterr().out
+    found = json.loads(document.read_text())
+    assert found["passed"] and found["first"] is None and found["logits"]["agreement"] == 1.0
+    # 2 places of the stream, 3 inputs, 2 norms, 7 linear layers, 2 norms of heads, 2 rotations, attention, activation
+    assert len([place for place in found["places"] if place["layer"] == 1]) >= 19
+    assert page.read_text().count("<svg") >= 2 and "layers.2.self_attn.k_rope.out" in page.read_text()
+
+
+def test_a_file_says_what_is_wrong(
+    folder: Path, dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """On a machine without transformers."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert run(str(folder), "--reference", str(dump), *CUT) == 0
+    capsys.readouterr()
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in folder.iterdir():
+        text = file.read_bytes().replace(b'"rope_theta": 10000.0', b'"rope_theta": 500000.0')
+        (changed / file.name).write_bytes(text)
+    assert run(str(changed), "--reference", str(dump), "--html", str(tmp_path / "report.html"), *CUT) == 1
+    said = capsys.readouterr().out
+    assert "FAILED: layers.0.self_attn.q_rope.out (rope: " in said
+    assert "why: rope base: 10000 in the reference, 500000 in the product" in said
+    assert "rope base: 10000" in (tmp_path / "report.html").read_text()
+
+
+def test_without_transformers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert run(str(folder), *CUT) == 2
+    assert "pip install 'firstlight[align]', or give --reference a file" in capsys.readouterr().err
+
+
+def test_files_that_are_no_references(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "reference.safetensors"
+    assert run(str(folder), "--reference", str(path)) == 2
+    assert f"cannot read the reference {path}" in capsys.readouterr().err
+    assert run(str(folder), "--reference", str(folder / "model.safetensors")) == 2
+    assert "is no reference of this version of firstlight" in capsys.readouterr().err
+    assert run(str(folder), "--reference", str(path), "--dump", str(path)) == 2
+    assert "leave --reference out" in capsys.readouterr().err
+    assert run(str(folder), "--dump", str(tmp_path / "no folder" / "file")) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_another_models_reference(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_checkpoint(tmp_path, "llama", {"vocab_size": 300})
+    assert run(str(tmp_path), "--reference", str(dump), *CUT) == 2
+    assert "a vocabulary of 259 tokens, and the model one of 300" in capsys.readouterr().err
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    """Weights of bfloat16 are computed in float32, by both unless the reference is asked for less."""
+    make_checkpoint(tmp_path, "llama", {}, torch.bfloat16)
+    assert run(str(tmp_path), *CUT) == 0
+    assert run(str(tmp_path), "--dtype", "bfloat16", *CUT) == 0
