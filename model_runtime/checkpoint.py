@@ -13,15 +13,13 @@ from model_runtime.architecture import ModelConfig
 from model_runtime.blocks.expert_exchange import ExpertExchange
 from model_runtime.device import activation_dtype, usual_kv_dtype
 from model_runtime.image_side import LoadedVision, load_image_side
-from model_runtime.models.decoder import TIED_HEAD_KEY, Decoder, decoder_table
-from model_runtime.models.next_token import SHARED, next_token_prefix, next_token_table
-from model_runtime.opening import open_checkpoint
+from model_runtime.models.decoder import Decoder, decoder_table
+from model_runtime.models.next_token import SHARED, next_token_prefix
+from model_runtime.opening import Opened, next_token_parameters, open_checkpoint
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives
 from model_runtime.share import Share, whole_experts_of
 from model_runtime.stages import rank_shares
-from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.gguf_config import ROPE_DIVISORS
 from model_runtime.weights.load import EXACT, Precision, load_parameters
 from model_runtime.weights.prepared import PreparedWeights, WeightCache
 from model_runtime.weights.table import Parameter, Parameters
@@ -51,18 +49,6 @@ def _files(path: Path) -> list[Path]:
     return [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in (".safetensors", ".json")]
 
 
-def _ignorable(config: ModelConfig, key: str) -> bool:
-    """Tensors that carry nothing: frequencies that the config determines, a copy of the tied embedding, and layers for
-    drafts."""
-    is_tied_head = key == TIED_HEAD_KEY and config.tie_word_embeddings
-    drafts = tuple(f"model.layers.{config.num_layers + index}." for index in range(config.num_draft_layers))
-    return is_tied_head or key.endswith("rotary_emb.inv_freq") or key == ROPE_DIVISORS or key.startswith(drafts)
-
-
-def _every_position(config: ModelConfig, weight_bytes: int, kv_type: torch.dtype) -> int:
-    return config.max_position
-
-
 class _Progress:
     """Tells the finished share of all numbers to be read."""
 
@@ -79,18 +65,15 @@ class _Progress:
         self._tell(done / self._total)
 
 
-def load_next_token_layer(path: Path, ops: Ops, device: torch.device, precision: Precision, share: Share) -> Parameters:
+def load_next_token_layer(
+    opened: Opened, ops: Ops, device: torch.device, precision: Precision, share: Share
+) -> Parameters:
     """A rank's share of the layer for multi-token prediction behind the last one; `load_model` leaves it out. Raises
     CheckpointError where there is none."""
-    opened = open_checkpoint(path)
-    config, prefix = opened.config, next_token_prefix(opened.config)
-    if not config.num_draft_layers or not any(key.startswith(prefix) for key in opened.source):
-        raise CheckpointError("the speculation method mtp needs layers for multi-token prediction, and there are none")
-    if config.latent is None:
-        raise CheckpointError(f"the speculation method mtp is not supported for {config.family}")
+    prefix = next_token_prefix(opened.config)
     shared = {prefix + key for key in SHARED}
     return load_parameters(
-        next_token_table(config),
+        next_token_parameters(opened),
         opened.source,
         ops,
         device,
@@ -123,11 +106,11 @@ def _numbers(table: list[Parameter]) -> int:
 
 
 def load_model(
-    path: Path,
+    model: Path | Opened,
     ops: Ops,
     device: torch.device,
     progress: Callable[[float], None],
-    length: Callable[[ModelConfig, int, torch.dtype], int] = _every_position,
+    positions: int | None = None,
     precision: Precision = EXACT,
     cache: WeightCache | None = None,
     collectives: Collectives | None = None,
@@ -138,31 +121,30 @@ def load_model(
     sharers: Collectives | None = None,
 ) -> LoadedModel:
     """Load a checkpoint, or of many ranks this one's share. `progress` is told the finished share of the weights, 0 to
-    1. `length` is given `Decoder.own`, the bytes of the weights and `LoadedModel.kv_type`, and answers how many
-    positions the decoder needs tables for. `precision` is that of the decoder; the image side is always exact. `cache`
-    is a folder for prepared weights of the decoder; only for weights in this machine's memory. With `whole_experts` a
-    rank has some instead of columns of all, or, if it shares no layers, instead of all that `sharers` of its sequences
-    have. Of `num_stages` that divide the layers, the first has all else. Raises CheckpointError for a checkpoint that
-    is missing, damaged or not supported, PlanError for one that cannot be divided among the ranks.
+    1. The decoder gets tables for so many `positions`, or for all that the model was made for. `precision` is that of
+    the decoder; the image side is always exact. `cache` is a folder for prepared weights of the decoder; only for
+    weights in this machine's memory. With `whole_experts` a rank has some instead of columns of all, or, if it shares
+    no layers, instead of all that `sharers` of its sequences have. Of `num_stages` that divide the layers, the first
+    has all else. Raises CheckpointError for a checkpoint that is missing, damaged or not supported, PlanError for one
+    that cannot be divided among the ranks.
     """
-    opened, collectives = open_checkpoint(path), Alone() if collectives is None else collectives
+    opened = open_checkpoint(model) if isinstance(model, Path) else model
+    collectives = Alone() if collectives is None else collectives
     config, table, side = opened.config, decoder_table(opened.config), None if stage else opened.side
-    sharers = sharers or Alone()
+    sharers, positions = sharers or Alone(), positions or config.max_position
     shares = rank_shares(config, (collectives.size, sharers.size, num_stages), whole_experts=whole_experts)
     share = shares[(stage * sharers.size + sharers.rank) * collectives.size + collectives.rank]
     exchange = _exchange(config, collectives, sharers, whole_experts)
     decoder_count = _numbers(table)
     count = decoder_count + (0 if side is None else side.num_parameters)
     done = _Progress(progress, count)
-    load = partial(
-        load_parameters, table, opened.source, ops, device, partial(_ignorable, config), done.add, share, precision
-    )
-    parameters = load() if cache is None else PreparedWeights(cache, _files(path), table, precision, share).get(load)
+    load = partial(load_parameters, table, opened.source, ops, device, opened.ignores, done.add, share, precision)
+    files = _files(opened.path)
+    parameters = load() if cache is None else PreparedWeights(cache, files, table, precision, share).get(load)
     done.reach(decoder_count)
     vision = None if side is None else load_image_side(side, ops, device, done.add)
     weight_bytes = parameters.num_bytes + (0 if vision is None else vision.weight_bytes)
     dtype, kv_type = _types(parameters, device, precision)
-    positions = length(share.narrowed(config), weight_bytes, kv_type)
     return LoadedModel(
         config=config,
         decoder=Decoder(config, parameters, ops, device, positions, dtype, collectives, share, exchange),

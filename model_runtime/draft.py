@@ -15,10 +15,10 @@ from model_runtime.checkpoint import LoadedModel, load_model, load_next_token_la
 from model_runtime.config import RuntimeConfig
 from model_runtime.kv_store import KVLayer, allocate, storage_type
 from model_runtime.memory import PlanError, model_length
-from model_runtime.memory_caches import bytes_per_block, cache_block_bytes
-from model_runtime.memory_steps import FLOAT_BYTES
+from model_runtime.memory_caches import cache_block_bytes, next_token_block_bytes
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.next_token import NextTokenLayer
+from model_runtime.opening import Opened, open_checkpoint
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Collectives
 from model_runtime.runner import DraftModel
@@ -62,7 +62,7 @@ NO_DRAFT = DraftPart(loaded=None, weight_bytes=0, block_bytes=0, cost=0.0)
 
 
 def load_draft(
-    path: Path,
+    opened: Opened,
     scheduler: SchedulerConfig,
     runtime: RuntimeConfig,
     model: LoadedModel,
@@ -72,28 +72,20 @@ def load_draft(
     collectives: Collectives,
 ) -> DraftPart:
     """The draft model that is configured, read if it has weights of its own, of which ranks have shares as of the
-    model's; NO_DRAFT for methods without one. `path` is that of the model. Raises CheckpointError where it cannot be
-    read, PlanError where it does not suit the model. Of stages the first has it."""
+    model's; NO_DRAFT for methods without one. `opened` is the model. Raises CheckpointError where it cannot be read,
+    PlanError where it does not suit the model. Of stages the first has it."""
     config = scheduler.speculative_config
     if config is None or config.method not in ("draft", "self", "mtp") or not model.decoder.share.is_first_stage:
         return NO_DRAFT
-    if device.type != "cpu":
-        raise PlanError(f"the speculation method {config.method} runs on CPU only; ngram and suffix run anywhere")
     if config.method == "self":
         return _first_layers(config.num_draft_layers, model)
     if config.method == "mtp":
-        parameters = load_next_token_layer(path, ops, device, precision, model.decoder.share)
+        parameters = load_next_token_layer(opened, ops, device, precision, model.decoder.share)
         return _next_token(parameters, model, scheduler, runtime)
     length = model_length(model.config, runtime)
-    loaded = load_model(
-        Path(config.model).expanduser(),
-        ops,
-        device,
-        lambda fraction: None,
-        lambda architecture, size, kv_type: min(length, architecture.max_position),
-        precision,
-        collectives=collectives,
-    )
+    draft = open_checkpoint(Path(config.model).expanduser())
+    positions = min(length, draft.config.max_position)
+    loaded = load_model(draft, ops, device, lambda done: None, positions, precision, collectives=collectives)
     _check(loaded, model, length)
     own, kv_type = loaded.decoder.own, storage_type(runtime.kv_cache_dtype, loaded.kv_type)
     return DraftPart(
@@ -136,13 +128,12 @@ def _next_token(
 ) -> DraftPart:
     """The part of a layer that also keeps the model's states, and reads its output matrix."""
     config, kv_type = model.decoder.own, storage_type(runtime.kv_cache_dtype, model.kv_type)
-    keys = bytes_per_block(1, config.num_kv_heads, config.head_dim, scheduler.block_size, kv_type)
     head = model.decoder.head
     assert head is not None, "speculation for a model that writes nothing"
     return DraftPart(
         loaded=None,
         weight_bytes=parameters.num_bytes,
-        block_bytes=keys + scheduler.block_size * config.hidden_size * FLOAT_BYTES,
+        block_bytes=next_token_block_bytes(config, scheduler.block_size, kv_type),
         cost=(parameters.num_bytes + head.num_bytes) / model.all_stages_bytes,
         next_token=parameters,
     )

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 
-from model_runtime.architecture import ModelConfig
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import RuntimeConfig, RuntimeInfo, cache_dir
 from model_runtime.device import choose_device, default_budget
@@ -24,18 +23,17 @@ from model_runtime.draft import NO_DRAFT, DraftPart, draft_model, load_draft
 from model_runtime.graphs import SPARE_BLOCKS, block_size, on_device
 from model_runtime.group import ALONE, Place, Ranks, meet
 from model_runtime.host import usable_cores
-from model_runtime.image_side import USUAL_SIDE
 from model_runtime.images import ImageStore
 from model_runtime.kv_store import allocate, storage_type
 from model_runtime.leading import OtherRanks
-from model_runtime.memory import PlanError, PoolSize, size_pool
-from model_runtime.memory_caches import cache_block_bytes, rope_bytes
-from model_runtime.memory_images import ImageMemory, encode_bytes, image_pixels
-from model_runtime.memory_steps import FLOAT_BYTES, step_tokens
+from model_runtime.memory import PlanError, PoolSize
+from model_runtime.memory_steps import step_tokens
+from model_runtime.opening import open_checkpoint
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Mesh
 from model_runtime.pipeline import Stage
+from model_runtime.planning import RankNeeds, embedding_bytes, plan_rank
 from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Begun, Runner
 from model_runtime.stripes import SharedSequences
@@ -110,7 +108,7 @@ def load_runner(
 ) -> tuple[Runner, RuntimeInfo]:
     """Load the model, or this rank's share, and reserve its KV pool; `progress` gets (stage, fraction done).
 
-    Raises CheckpointError for a model that cannot be read, PlanError for one that does not fit.
+    Raises CheckpointError for a model that cannot be read, PlanError, before it is loaded, for one that does not fit.
     """
     device = choose_device(runtime.device)
     _check_ranks(ranks, runtime, device)
@@ -121,26 +119,28 @@ def load_runner(
     progress("preparing kernels", 0.0)
     plain_ops = load_ops(device, runtime.kernels)
     ops = sequences.ops(plain_ops)
+    layout, opened = ranks.mesh.layout, open_checkpoint(model_path)
+    needs, pool = plan_rank(opened, layout, runtime, scheduler, device, plain_ops, budget)
     precision = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
     model = load_model(
-        model_path,
+        opened,
         ops,
         device,
         lambda fraction: progress("loading weights", fraction),
-        lambda config, size, kv_type: _size(config, size, kv_type, runtime, scheduler, budget).max_model_len,
+        pool.max_model_len,
         precision,
         _weight_cache(runtime, plain_ops),
         ranks.mesh.tensor,
         whole_experts=runtime.enable_expert_parallel,
         sharers=ranks.mesh.context,
-        stage=ranks.mesh.layout.stage,
-        num_stages=ranks.mesh.layout.pipeline_size,
+        stage=layout.stage,
+        num_stages=layout.pipeline_size,
     )
-    part = load_draft(model_path, scheduler, runtime, model, ops, device, precision, ranks.mesh.tensor)
-    info = _plan(model, part, describe(plain_ops, device), runtime, scheduler, budget)
+    part = load_draft(opened, scheduler, runtime, model, ops, device, precision, ranks.mesh.tensor)
+    info = _info(model, part, needs, pool, describe(plain_ops, device), scheduler)
     info = _agreed(info, likeness(model, runtime, scheduler), ranks)
     if part is NO_DRAFT:
-        info = replace(info, steps_in_flight=ranks.mesh.layout.pipeline_size)
+        info = replace(info, steps_in_flight=layout.pipeline_size)
     return _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh, sequences), info
 
 
@@ -224,60 +224,17 @@ def _weight_cache(runtime: RuntimeConfig, ops: Ops) -> WeightCache | None:
     return WeightCache(folder=cache_dir() / "prepared", shared=runtime.weight_pages == "shared")
 
 
-def _block_bytes(config: ModelConfig, runtime: RuntimeConfig, block_size: int, kv_type: torch.dtype) -> int:
-    return cache_block_bytes(config, block_size, storage_type(runtime.kv_cache_dtype, kv_type))
-
-
-def _size(
-    config: ModelConfig,
-    weight_bytes: int,
-    kv_type: torch.dtype,
-    runtime: RuntimeConfig,
-    scheduler: SchedulerConfig,
-    budget: int,
-    images: ImageMemory | None = None,
-    draft: DraftPart = NO_DRAFT,
-) -> PoolSize:
-    """The pool beside the weights, the table of rotations, images, and a draft model."""
-    return size_pool(
-        config,
-        runtime,
-        scheduler,
-        budget=budget,
-        weight_bytes=weight_bytes + draft.weight_bytes,
-        block_bytes=_block_bytes(config, runtime, scheduler.block_size, kv_type) + draft.block_bytes,
-        position_bytes=rope_bytes(config),
-        images=images,
-    )
-
-
-def _check_image_cache(given: int, needed: int) -> None:
-    if given < needed:
-        raise PlanError(
-            f"encoder_cache_bytes {given} is less than the {needed} bytes that an image of {USUAL_SIDE} x {USUAL_SIDE} "
-            "pixels takes in this model: raise encoder_cache_bytes"
-        )
-
-
-def _plan(
+def _info(
     model: LoadedModel,
     draft: DraftPart,
+    needs: RankNeeds,
+    pool: PoolSize,
     computes: str,
-    runtime: RuntimeConfig,
     scheduler: SchedulerConfig,
-    budget: int,
 ) -> RuntimeInfo:
     """`computes` says to people what computes."""
-    config, kv_type = model.decoder.own, model.kv_type
-    kv_name = str(storage_type(runtime.kv_cache_dtype, kv_type)).removeprefix("torch.")
-    bytes_per_embedding = FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack)
-    images, largest = None, 0
-    if model.vision is not None:
-        _check_image_cache(runtime.encoder_cache_bytes, model.vision.usual_embeddings * bytes_per_embedding)
-        tower = model.vision.encoder.config
-        largest = image_pixels(tower, model.vision.largest_image, scheduler.max_encode_pixels, budget)
-        images = ImageMemory(cache=runtime.encoder_cache_bytes, encode=encode_bytes(tower, largest))
-    pool = _size(config, model.weight_bytes, kv_type, runtime, scheduler, budget, images, draft)
+    config, images = model.decoder.own, needs.images
+    kv_name = str(needs.kv_type).removeprefix("torch.")
     return RuntimeInfo(
         max_model_len=pool.max_model_len,
         vocab_size=config.vocab_size,
@@ -285,12 +242,12 @@ def _plan(
         eos_token_ids=config.eos_token_ids,
         generates=config.has_output,
         num_blocks=pool.num_blocks,
-        block_size=scheduler.block_size * runtime.context_parallel_size,
+        block_size=needs.block_tokens,
         weight_bytes=model.weight_bytes + draft.weight_bytes,
-        kv_bytes=pool.num_blocks * (_block_bytes(config, runtime, scheduler.block_size, kv_type) + draft.block_bytes),
+        kv_bytes=pool.num_blocks * needs.block_bytes,
         max_num_batched_tokens=step_tokens(config, scheduler),
-        bytes_per_embedding=0 if images is None else bytes_per_embedding,
-        max_image_pixels=largest,
+        bytes_per_embedding=0 if images is None else embedding_bytes(config),
+        max_image_pixels=needs.max_image_pixels,
         encoder_cache_bytes=0 if images is None else images.cache,
         draft_cost=draft.cost,
         whole_span=config.image_span,

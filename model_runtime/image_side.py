@@ -43,10 +43,6 @@ class LoadedVision:
     encoder: ImageEncoder
     table_CV: Tensor
     """float32 [3, 256]: what each byte becomes in each channel."""
-    largest_image: int
-    """Pixels that the tower gets for one image, at most."""
-    usual_embeddings: int
-    """Of an image of `USUAL_SIDE` pixels a side: what any image cache has to hold."""
     weight_bytes: int
 
 
@@ -57,7 +53,9 @@ class ImageSide:
     tower: VisionTowerConfig
     table_CV: Tensor
     largest_image: int
+    """Pixels that the tower gets for one image, at most."""
     usual_embeddings: int
+    """Of an image of `USUAL_SIDE` pixels a side: what any image cache has to hold."""
     source: TensorSource
 
     @property
@@ -137,7 +135,5 @@ def load_image_side(side: ImageSide, ops: Ops, device: torch.device, progress: C
     return LoadedVision(
         encoder=encoder,
         table_CV=side.table_CV,
-        largest_image=side.largest_image,
-        usual_embeddings=side.usual_embeddings,
         weight_bytes=weight_bytes,
     )

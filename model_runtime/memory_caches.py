@@ -2,6 +2,8 @@
 model is loaded. Arithmetic only, on architectures as wide as a rank's share.
 """
 
+from dataclasses import replace
+
 import torch
 
 from model_runtime.architecture import ModelConfig
@@ -18,6 +20,12 @@ def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_siz
 def cache_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """What one block takes in all layers of an architecture. Those with a sliding window keep every token, too."""
     return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
+
+
+def next_token_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """One block of the layer for multi-token prediction: its own cache, and the model's states of the tokens."""
+    states = block_size * config.hidden_size * FLOAT_BYTES
+    return cache_block_bytes(replace(config, num_layers=1), block_size, dtype) + states
 
 
 def rope_bytes(config: ModelConfig) -> int:

@@ -11,9 +11,10 @@ from model_runtime.hf_config import read_hf_config
 from model_runtime.image_side import ImageSide, read_image_side
 from model_runtime.models.composites import COMPOSITES
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
+from model_runtime.models.next_token import next_token_prefix, next_token_table
 from model_runtime.weights.declared import declared_dtype, declared_text, declared_vision
 from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.gguf_config import read_gguf_config
+from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
 from model_runtime.weights.gguf_source import gguf_tensors
 from model_runtime.weights.json_file import read_json, read_json_if_any
@@ -21,6 +22,7 @@ from model_runtime.weights.safetensors_source import read_safetensors
 from model_runtime.weights.sides import split_sides, text_source
 from model_runtime.weights.source import TensorSource
 from model_runtime.weights.spelling import plain_source
+from model_runtime.weights.table import Parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,14 @@ class Opened:
     side: ImageSide | None = None
     is_declared: bool = False
     """There is a config.json and no weights; of a mixture, `source` has one expert a layer."""
+
+    def ignores(self, key: str) -> bool:
+        """Tensors that carry nothing: frequencies that the config determines, a copy of the tied embedding, and layers
+        for drafts."""
+        config = self.config
+        is_tied_head = key == TIED_HEAD_KEY and config.tie_word_embeddings
+        drafts = tuple(f"model.layers.{config.num_layers + index}." for index in range(config.num_draft_layers))
+        return is_tied_head or key.endswith("rotary_emb.inv_freq") or key == ROPE_DIVISORS or key.startswith(drafts)
 
 
 def open_checkpoint(path: Path) -> Opened:
@@ -81,3 +91,13 @@ def open_configuration(path: Path) -> Opened:
     side = replace(side, source=declared_vision(side.tower, dtype))
     name = f"{family} ({config.family})"
     return Opened(path=path, family=name, config=config, source=source, side=side, is_declared=True)
+
+
+def next_token_parameters(opened: Opened) -> list[Parameter]:
+    """Those of the layer for multi-token prediction behind the last one. Raises CheckpointError where there is none."""
+    config, prefix = opened.config, next_token_prefix(opened.config)
+    if not config.num_draft_layers or not any(key.startswith(prefix) for key in opened.source):
+        raise CheckpointError("the speculation method mtp needs layers for multi-token prediction, and there are none")
+    if config.latent is None:
+        raise CheckpointError(f"the speculation method mtp is not supported for {config.family}")
+    return next_token_table(config)

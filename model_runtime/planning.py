@@ -1,11 +1,12 @@
 """What a rank takes of a model, before anything of it is loaded: weights, caches, the largest step, images.
 
-Called by `firstlight plan`. Arithmetic on configuration and headers alone; the parts come from the tables that the
-loader fills and from `memory_*.py`.
+Called by `executor.load_runner` before it loads, engine and worker processes, and by `firstlight plan`. Arithmetic on
+configuration and headers alone; the parts come from the tables that the loader fills and from `memory_*.py`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -17,7 +18,7 @@ from model_runtime.image_side import USUAL_SIDE, ImageSide
 from model_runtime.kv_store import storage_type
 from model_runtime.layout import Layout
 from model_runtime.memory import PlanError, PoolSize, size_pool
-from model_runtime.memory_caches import cache_block_bytes, rope_bytes
+from model_runtime.memory_caches import cache_block_bytes, next_token_block_bytes, rope_bytes
 from model_runtime.memory_images import ImageMemory, encode_bytes, image_pixels
 from model_runtime.memory_steps import FLOAT_BYTES, step_bytes
 from model_runtime.memory_weights import (
@@ -29,11 +30,12 @@ from model_runtime.memory_weights import (
     weight_groups,
 )
 from model_runtime.models.decoder import decoder_table
-from model_runtime.opening import Opened
+from model_runtime.opening import Opened, next_token_parameters, open_checkpoint
 from model_runtime.ops.registry import Ops
 from model_runtime.share import Share
 from model_runtime.shared_memory import region_bytes
-from model_runtime.weights.load import Precision
+from model_runtime.stages import rank_shares
+from model_runtime.weights.load import Precision, check_keys
 from scheduler.config import SchedulerConfig
 
 
@@ -60,9 +62,11 @@ class Outline:
 
 
 def outline(opened: Opened) -> Outline:
-    """Raises CheckpointError where keys are missing."""
+    """Raises CheckpointError for files that do not fit the architecture."""
     one_expert = opened.is_declared
     table = decoder_table(opened.config, first_expert_only=one_expert)
+    if not one_expert:
+        check_keys(table, opened.source, opened.ignores)
     return Outline(
         opened=opened,
         groups=weight_groups(table, opened.source, one_expert=one_expert),
@@ -94,11 +98,13 @@ class RankNeeds:
     max_image_pixels: int
     exchange: int
     """Memory that ranks share to talk, of which this is one rank's part."""
+    draft_weights: int = 0
+    """Of a draft model, whose keys and values are in `block_bytes`."""
 
     @property
     def weight_bytes(self) -> int:
-        """Of decoder and image side."""
-        return self.weights.total + sum(self.vision.values())
+        """Of decoder, image side and draft model."""
+        return self.weights.total + sum(self.vision.values()) + self.draft_weights
 
     def pool(self, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> PoolSize:
         """The pool in what is left of a budget. Raises PlanError where there is no room for one sequence."""
@@ -114,6 +120,25 @@ class RankNeeds:
         )
 
 
+def plan_rank(
+    opened: Opened,
+    layout: Layout,
+    runtime: RuntimeConfig,
+    scheduler: SchedulerConfig,
+    device: torch.device,
+    ops: Ops,
+    budget: int,
+) -> tuple[RankNeeds, PoolSize]:
+    """What a rank will take of a model and its draft model, and the pool in what is left. Raises CheckpointError for
+    what cannot be read, PlanError for what does not fit."""
+    shares = rank_shares(opened.config, layout.sizes, whole_experts=runtime.enable_expert_parallel)
+    share = shares[layout.rank]
+    needs = rank_needs(outline(opened), share, layout, runtime, scheduler, device, ops, budget)
+    weights, block_bytes = _draft_needs(opened, needs, runtime, scheduler, device, ops)
+    needs = replace(needs, draft_weights=weights, block_bytes=needs.block_bytes + block_bytes)
+    return needs, needs.pool(runtime, scheduler, budget)
+
+
 def rank_needs(
     model: Outline,
     share: Share,
@@ -126,7 +151,7 @@ def rank_needs(
 ) -> RankNeeds:
     """Of the rank of `layout` that has `share`; blocks are as long as the device wants them. The budget decides how
     large images may be. Raises PlanError for an image cache that is too small."""
-    how = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
+    how = _precision(runtime)
     weights = planned_weights(model.groups, model.opened.source, share, how, ops)
     own = share.narrowed(model.opened.config)
     dtype = activation_dtype(device, weights.embedding, exact=not how.integer_rows)
@@ -148,8 +173,34 @@ def rank_needs(
         step=step_bytes(own, runtime, scheduler),
         images=images,
         max_image_pixels=largest,
-        exchange=_exchange_bytes(layout) if device.type == "cpu" else 0,
+        exchange=_exchange_bytes(layout) if device.type == "cpu" and runtime.nnodes == 1 else 0,
     )
+
+
+def _draft_needs(
+    opened: Opened,
+    needs: RankNeeds,
+    runtime: RuntimeConfig,
+    scheduler: SchedulerConfig,
+    device: torch.device,
+    ops: Ops,
+) -> tuple[int, int]:
+    """Bytes of a draft model's weights, and of what it adds to a KV block. The first stage has it."""
+    config = scheduler.speculative_config
+    if config is None or config.method not in ("draft", "self", "mtp") or not needs.share.is_first_stage:
+        return 0, 0
+    if device.type != "cpu":
+        raise PlanError(f"the speculation method {config.method} runs on CPU only; ngram and suffix run anywhere")
+    if config.method == "mtp":
+        groups = weight_groups(next_token_parameters(opened), opened.source, one_expert=False)
+        weights = planned_weights(groups, opened.source, needs.share, _precision(runtime), ops)
+        return weights.total, next_token_block_bytes(needs.own, scheduler.block_size, needs.kv_type)
+    if config.method == "self":
+        return 0, 0
+    draft = open_checkpoint(Path(config.model).expanduser())
+    share = rank_shares(draft.config, (needs.layout.tensor_size, 1, 1), whole_experts=False)[needs.share.rank]
+    own = rank_needs(outline(draft), share, needs.layout, runtime, scheduler, device, ops, budget=0)
+    return own.weights.total, own.block_bytes
 
 
 def image_memory(
@@ -169,6 +220,10 @@ def image_memory(
 def embedding_bytes(config: ModelConfig) -> int:
     """Of one embedding of an image in the encoder cache."""
     return FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack)
+
+
+def _precision(runtime: RuntimeConfig) -> Precision:
+    return Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
 
 
 def _exchange_bytes(layout: Layout) -> int:

@@ -17,6 +17,7 @@ from model_runtime.config import RuntimeConfig
 from model_runtime.draft import next_token_model
 from model_runtime.executor import load_executor
 from model_runtime.memory_caches import bytes_per_block
+from model_runtime.opening import open_checkpoint
 from model_runtime.ops import load_ops
 from model_runtime.runner import Runner
 from model_runtime.weights.errors import CheckpointError
@@ -73,7 +74,7 @@ class Case:
 def load(folder: Path) -> tuple[LoadedModel, Parameters]:
     ops = load_ops(DEVICE, "auto")
     model = load_model(folder, ops, DEVICE, lambda fraction: None)
-    return model, load_next_token_layer(folder, ops, DEVICE, EXACT, model.decoder.share)
+    return model, load_next_token_layer(open_checkpoint(folder), ops, DEVICE, EXACT, model.decoder.share)
 
 
 @pytest.fixture(scope="module")
@@ -199,4 +200,6 @@ def test_checkpoint_without_such_a_layer(
     (tmp_path / "config.json").write_text((case.folder / "config.json").read_text())
     save(tmp_path, tensors, num_extra)
     with pytest.raises(CheckpointError, match=message):
-        load_next_token_layer(tmp_path, load_ops(DEVICE, "auto"), DEVICE, EXACT, case.model.decoder.share)
+        load_next_token_layer(
+            open_checkpoint(tmp_path), load_ops(DEVICE, "auto"), DEVICE, EXACT, case.model.decoder.share
+        )
