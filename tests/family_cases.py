@@ -136,7 +136,7 @@ def llama4(draw: random.Random) -> Overrides:
     types = ["chunked_attention" if layer else "full_attention" for layer in rotated]
     attention = {"no_rope_layers": rotated, "layer_types": types, "attention_chunk_size": draw.choice((5, 16, 64))}
     growth = {
-        "attn_temperature_tuning": draw.choice((False, True)),
+        "attn_temperature_tuning": draw.random() < 0.8,
         "floor_scale": draw.choice((4, 9)),
         "attn_scale": 0.5,
     }
@@ -188,6 +188,7 @@ DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "gpt_oss": (plain, experts("num_local_experts"), gpt_oss),
     "granite": (plain, granite),
     "minimax_m2": (plain, experts("num_local_experts"), minimax_m2),
+    "llama4_text": (plain, experts("num_local_experts"), llama4),
     "ministral": (plain, layer_types),
     "ministral3": (plain, ministral3),
     "mixtral": (plain, experts("num_local_experts"), mixtral),

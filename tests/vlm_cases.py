@@ -149,6 +149,7 @@ QWEN3: Values = {
     "num_position_embeddings": 36,
     "deepstack_visual_indexes": [0, 2],
 }
+EXPERTS: Values = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
 INTERLEAVED: Values = {"rope_parameters": {**MROPE, "mrope_section": [3, 3, 2], "mrope_interleaved": True}}
 
 
@@ -267,6 +268,7 @@ CASES: Mapping[str, Vlm] = {
     "qwen2_vl-tied": replace(_qwen("qwen2_vl", {**QWEN2, "depth": 2}, {}, {}, tie_word_embeddings=True), seed=1),
     "qwen2_5_vl": _qwen("qwen2_5_vl", QWEN25, {}, {}),
     "qwen3_vl": _qwen("qwen3_vl", QWEN3, INTERLEAVED, HALF),
+    "qwen3_vl_moe": _qwen("qwen3_vl_moe", QWEN3, {**INTERLEAVED, **EXPERTS}, HALF),
     "qwen3_vl-flat": _qwen("qwen3_vl", {**QWEN3, "deepstack_visual_indexes": []}, INTERLEAVED, HALF),
     "mistral3": _pixtral(
         family="mistral3",

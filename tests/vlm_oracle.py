@@ -159,6 +159,7 @@ EXPANDERS: Mapping[str, Expand] = {
     "qwen2_vl": _qwen,
     "qwen2_5_vl": _qwen,
     "qwen3_vl": _qwen,
+    "qwen3_vl_moe": _qwen,
     "mistral3": _pixtral,
     "kimi_k25": _kimi,
 }
@@ -167,6 +168,7 @@ TYPES: Mapping[str, str] = {
     "qwen2_vl": "mm_token_type_ids",
     "qwen2_5_vl": "mm_token_type_ids",
     "qwen3_vl": "mm_token_type_ids",
+    "qwen3_vl_moe": "mm_token_type_ids",
 }
 """The argument that tells image tokens from text, without which these models take all for text."""
 

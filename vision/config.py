@@ -254,6 +254,7 @@ FAMILIES: Mapping[str, Callable[[_Source], Preprocessor]] = {
     "qwen2_5_vl": _qwen,
     "qwen2_vl": _qwen,
     "qwen3_vl": _qwen,
+    "qwen3_vl_moe": _qwen,
     "smolvlm": _idefics3,
 }
 """By `model_type`."""

@@ -40,5 +40,6 @@ COMPOSITES: Mapping[str, Composite] = {
     "qwen2_5_vl": Composite(text="qwen2_vl_text", is_fixed=True, is_flat=True, tied_inside=True),
     "qwen2_vl": Composite(text="qwen2_vl_text", is_fixed=True, is_flat=True, tied_inside=True),
     "qwen3_vl": Composite(text="qwen3_vl_text", is_fixed=True, deepstack=True),
+    "qwen3_vl_moe": Composite(text="qwen3_vl_moe_text", is_fixed=True, deepstack=True),
     "smolvlm": Composite(text="llama"),
 }

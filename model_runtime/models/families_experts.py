@@ -73,7 +73,7 @@ MIXTURES: Mapping[str, Family] = {
         output_bias="attention_bias",
         windows="by_type",
         attention_sinks=True,
-        stacked_experts=True,
+        stacked_experts="alternating",
         experts=ExpertKeys(
             router="softmax", size="intermediate_size", renormalise=True, has_biases=True, clamp="swiglu_limit"
         ),

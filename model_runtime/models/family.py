@@ -13,6 +13,8 @@ from model_runtime.own_block import OwnFeedForward
 
 Windows = Literal["none", "all_layers", "all_or_by_type", "by_layer", "by_type"]
 Unrotated = Literal["none", "whole_layers", "whole_layers_beside_windows", "listed"]
+StackOrder = Literal["alternating", "halves"]
+"""Of the rows of gate and up in an expert's one matrix of both."""
 Growth = Literal["none", "by_rope", "unrotated_layers"]
 
 
@@ -74,8 +76,8 @@ class Family:
     partial_rotary: bool = False
     """`partial_rotary_factor` may be less than 1."""
     attention_sinks: bool = False
-    stacked_experts: bool = False
-    """Files have all experts of a layer in one tensor, also in MXFP4 (`weights/stacks.py`)."""
+    stacked_experts: StackOrder | None = None
+    """Files have all experts of a layer in one tensor, in alternating order also in MXFP4 (`weights/stacks.py`)."""
     is_gemma: bool = False
     """Norm weights less 1, embeddings scaled by the root of their size, tanh GELU under the key `hidden_activation`."""
     is_latent: bool = False

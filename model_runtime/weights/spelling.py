@@ -21,7 +21,8 @@ from model_runtime.weights.stacks import unstacked
 def plain_source(source: TensorSource, config: ModelConfig) -> TensorSource:
     """The tensors under plain keys. Raises CheckpointError for a matrix that has not the rows of its parts together."""
     spelling = spelling_of(config)
-    source = unstacked(source) if family_named(config.family).stacked_experts else source
+    order = family_named(config.family).stacked_experts
+    source = unstacked(source, order, config.hidden_size) if order else source
     names: dict[str, tuple[str, slice]] = {}
     for key in sorted(source):
         rows = (*source[key].shape, 1)[0]

@@ -19,7 +19,9 @@ LLAMA: dict[str, object] = {"model_type": "llama"} | SMALL
 MROPE: dict[str, object] = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}
 EXTRA: dict[str, dict[str, object]] = {
     "qwen2_vl_text": MROPE,
+    "llama4_text": {"intermediate_size_mlp": 96},
     "qwen3_vl_text": MROPE,
+    "qwen3_vl_moe_text": MROPE,
     "deepseek_v3": {
         "num_key_value_heads": 4,
         "q_lora_rank": None,

@@ -207,7 +207,7 @@ GEMMA: dict[str, object] = {"model_type": "gemma3_text"}
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "qwen3_vl_moe", "text_config": {}}, "model_type 'qwen3_vl_moe' is not supported"),
+        ({"model_type": "qwen9_vl", "text_config": {}}, "model_type 'qwen9_vl' is not supported"),
         ({"model_type": "llava", "text_config": {"model_type": "mamba"}}, "text_config.model_type 'mamba' is not"),
         ({"model_type": "llava", "text_config": {"model_type": "llava"}}, "text_config.model_type 'llava' is not"),
         ({"model_type": "llava"}, "text_config is missing"),

@@ -23,7 +23,7 @@ from tests.model_runtime.test_tensor_parallel import TEXTS, TOLERANCE, make
 
 WIDTH = 4
 LAYOUTS = [Layout(context_size=2), Layout(context_size=3), Layout(tensor_size=2, context_size=2)]
-CASES = ["llama", "uneven", "a cut group", "qwen3", "gemma 3", "deepseek", "gpt-oss"]
+CASES = ["llama", "uneven", "a cut group", "qwen3", "gemma 3", "deepseek", "gpt-oss", "llama 4"]
 
 
 class SharedRun(PagedRun):
@@ -122,7 +122,7 @@ def test_a_text_is_the_same_alone_and_beside_others_and_in_any_chunks(tmp_path: 
 
 
 @pytest.mark.parametrize(("size", "kernels"), [(2, "auto"), (3, "auto"), (2, "reference")])
-@pytest.mark.parametrize("name", ["deepseek", "gpt-oss"])
+@pytest.mark.parametrize("name", ["deepseek", "gpt-oss", "llama 4"])
 def test_experts_divided_among_ranks_give_what_all_give(
     tmp_path: Path, name: str, size: int, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ def test_any_part_can_be_read(tmp_path: Path) -> None:
     blocks, scales = packed(2, 8, 2)
     stacks = {"e.experts.down_proj_blocks": blocks, "e.experts.down_proj_scales": scales, "other": torch.ones(3)}
     save_file(stacks, tmp_path / "model.safetensors")
-    source = unstacked(read_safetensors(tmp_path))
+    source = unstacked(read_safetensors(tmp_path), "alternating", 64)
     assert source.keys() == {"other", "e.experts.0.down_proj.weight", "e.experts.1.down_proj.weight"}
     matrix = source["e.experts.1.down_proj.weight"]
     assert (matrix.shape, matrix.dtype) == ((8, 64), torch.bfloat16)
@@ -91,5 +91,23 @@ def test_any_part_can_be_read(tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path, tensors: dict[str, torch.Tensor], message: str) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError) as caught:
-        unstacked(read_safetensors(tmp_path))
+        unstacked(read_safetensors(tmp_path), "alternating", 64)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("hidden", "width"), [(64, 24), (48, 24), (24, 24)], ids=str)
+@pytest.mark.parametrize("upright", [False, True])
+def test_halves_either_way_round(tmp_path: Path, hidden: int, width: int, upright: bool) -> None:
+    """Also where one of the two matrices is square."""
+    generator = torch.Generator().manual_seed(0)
+    gate_up, down = (torch.randn(3, *shape, generator=generator) for shape in ((2 * width, hidden), (hidden, width)))
+    stacks = {"e.experts.gate_up_proj": gate_up, "e.experts.down_proj": down}
+    turned = {key: tensor.transpose(1, 2).contiguous() for key, tensor in stacks.items()}
+    save_file(stacks if upright else turned, tmp_path / "model.safetensors")
+    source = unstacked(read_safetensors(tmp_path), "halves", hidden)
+    for part, rows in (("gate", slice(0, width)), ("up", slice(width, 2 * width))):
+        matrix = source[f"e.experts.1.{part}_proj.weight"]
+        assert torch.equal(read(matrix, whole(matrix.shape)), gate_up[1, rows])
+        assert torch.equal(read(matrix, (slice(3, 9), slice(5, 17))), gate_up[1, rows][3:9, 5:17])
+    matrix = source["e.experts.2.down_proj.weight"]
+    assert torch.equal(read(matrix, whole(matrix.shape)), down[2])

@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "gemma 3": ("gemma3_text", {"sliding_window": 9, "num_key_value_heads": 4}),
     "olmo 2": ("olmo2", {}),
     "gpt-oss": ("gpt_oss", {}),
+    "llama 4": ("llama4_text", {}),
     "deepseek": ("deepseek", {}),
     "deepseek, biases": ("deepseek", {"attention_bias": True, "q_lora_rank": None, "moe_intermediate_size": 32}),
 }

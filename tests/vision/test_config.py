@@ -13,6 +13,7 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     SmolVLMConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -90,6 +91,7 @@ CASES: dict[str, tuple[object, object, int]] = {
     "qwen2_vl": (Qwen2VLImageProcessorPil(), Qwen2VLConfig(), 2 * 4),
     "qwen2_5_vl": (Qwen2VLImageProcessorPil(), Qwen2_5_VLConfig(), 2 * 4),
     "qwen3_vl": (Qwen2VLImageProcessorPil(patch_size=16, **HALF), Qwen3VLConfig(), 2 * 3),
+    "qwen3_vl_moe": (Qwen2VLImageProcessorPil(patch_size=16, **HALF), Qwen3VLMoeConfig(), 2 * 3),
     "internvl": (
         GotOcr2ImageProcessorPil(**SQUARE, crop_to_patches=True),
         InternVLConfig(vision_config={"image_size": 56, "patch_size": 14}),
@@ -147,9 +149,10 @@ def test_a_family_has_all_its_parts() -> None:
 
 def test_fingerprints_differ_between_recipes_and_are_stable() -> None:
     fingerprints = {name: read(name).fingerprint() for name in CASES}
-    # Qwen2-VL and Qwen2.5-VL share recipe, markup and token
+    # these share recipe, markup and token
     assert fingerprints["qwen2_vl"] == fingerprints["qwen2_5_vl"]
-    assert len(set(fingerprints.values())) == len(CASES) - 1
+    assert fingerprints["qwen3_vl"] == fingerprints["qwen3_vl_moe"]
+    assert len(set(fingerprints.values())) == len(CASES) - 2
     assert fingerprints == {name: read(name).fingerprint() for name in CASES}
     assert all(len(one) == 64 for one in fingerprints.values())
 
@@ -249,4 +252,4 @@ def test_no_image_makes_anything_but_an_answer_or_a_refusal() -> None:
                 continue
             assert layout.tiles >= 1 and layout.height > 0 and layout.width > 0
             assert embeddings(found.markup.pieces(layout)) > 0
-    assert refused == 4 + 2 + 6 + 9, "lines: CLIP, padded to a square, Pixtral, Qwen"
+    assert refused == 4 + 2 + 6 + 12, "lines: CLIP, padded to a square, Pixtral, Qwen"

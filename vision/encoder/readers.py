@@ -31,6 +31,7 @@ READERS: Mapping[str, tuple[Json, Reader]] = {
     "qwen2_vl": ({}, packed_readers.qwen2_vl),
     "qwen2_5_vl": ({}, packed_readers.qwen2_5_vl),
     "qwen3_vl": ({}, packed_readers.qwen3_vl),
+    "qwen3_vl_moe": ({}, packed_readers.qwen3_vl),
     "kimi_k25": (kimi_reader.PROJECTOR_DEFAULTS, kimi_reader.kimi_k25),
     "kimi_vl": (kimi_reader.PROJECTOR_DEFAULTS, kimi_reader.kimi_vl),
     "mistral3": (packed_readers.MISTRAL3_DEFAULTS, packed_readers.mistral3),
