@@ -134,7 +134,8 @@ class TracedOps:
         name = f"layers.{self.layer}.self_attn"
         self._take_heads(qkv_TE, shape, [f"{name}.q_rope", f"{name}.k_rope"], "rope")
         if self._recorder.is_forced:
-            still = replace(rope, cos_PR2=torch.ones_like(rope.cos_PR2), sin_PR2=torch.zeros_like(rope.sin_PR2))
+            ones, zeros = torch.ones_like(rope.cos_PR2), torch.zeros_like(rope.sin_PR2)
+            still = replace(rope, cos_PR2=ones, sin_PR2=zeros, growth_P=None)
             self._ops.rope_and_cache(qkv_TE, still, batch, kv, shape)
 
     def _take_heads(self, qkv_TE: Tensor, shape: HeadShape, paths: Sequence[str | None], kind: str) -> None:

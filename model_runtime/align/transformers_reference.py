@@ -23,10 +23,9 @@ from model_runtime.align.places import layer_of, module_path
 from model_runtime.align.prompts import Prompts, lengths_for, seeded_prompts
 from model_runtime.align.reference import DTYPES, Reference
 from model_runtime.architecture import ModelConfig
-from model_runtime.hf_config import read_hf_config
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
+from model_runtime.opening import open_checkpoint
 from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.json_file import read_json
 from model_runtime.weights.sides import language_key
 from model_runtime.weights.spelling import spelling_of
 
@@ -245,7 +244,7 @@ def reference_of(path: Path, dtype: Literal["float32", "float16", "bfloat16"]) -
     """Of a checkpoint, for prompts that fit it. Raises CheckpointError."""
     if not path.is_dir():
         raise CheckpointError(f"transformers reads folders, and {path} is none; give --reference a file")
-    config = read_hf_config(read_json(path / "config.json"), None)
+    config = open_checkpoint(path).config
     lengths = lengths_for(config.sliding_windows, config.max_position)
     prompts = seeded_prompts(lengths, config.vocab_size)
     return run_transformers(load_transformers(path, DTYPES[dtype]), config, prompts, DTYPES[dtype])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import model_runtime.checkpoint
+import model_runtime.opening
 from model_runtime.align.compare import Alignment, align
 from model_runtime.align.product import Product, load_product
 from model_runtime.align.prompts import lengths_for, seeded_prompts
@@ -33,9 +33,9 @@ class Aligned:
         runtime = runtime or RuntimeConfig(prepare_weights=False, threads=1)
         if flip is None:
             return load_product(self.folder, runtime, lambda fraction: None)
-        read = model_runtime.checkpoint.read_hf_config
+        read = model_runtime.opening.read_hf_config
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(model_runtime.checkpoint, "read_hf_config", lambda *files: flip(read(*files)))
+            patch.setattr(model_runtime.opening, "read_hf_config", lambda *files: flip(read(*files)))
             return load_product(self.folder, runtime, lambda fraction: None)
 
     def compared(self, flip: Flip | None = None, broken: Break | None = None) -> Alignment:
@@ -49,6 +49,6 @@ class Aligned:
 def make_aligned(folder: Path, family: str, seed: int) -> Aligned:
     """Of a random model of a family."""
     model = make_random_model(folder, family, seed)
-    config = model_runtime.checkpoint.read_hf_config(model.config.to_dict(), None)
+    config = model_runtime.opening.open_checkpoint(folder).config
     prompts = seeded_prompts(lengths_for(config.sliding_windows, config.max_position), config.vocab_size)
     return Aligned(folder, run_transformers(model, config, prompts, torch.float32))

@@ -26,6 +26,7 @@ class _Way:
 
     scale: float
     window: int
+    chunk: int
     softcap: float
     has_sinks: bool
 
@@ -51,7 +52,8 @@ class _Heads:
             scores_HLL = (scores_HLL / way.softcap).tanh() * way.softcap
         position_L = torch.arange(query.shape[1])
         ago_LL = position_L[:, None] - position_L
-        hidden_LL = (ago_LL < 0) | (ago_LL >= (way.window or len(position_L)))
+        begin_L = position_L - position_L % way.chunk if way.chunk else position_L + 1 - (way.window or len(position_L))
+        hidden_LL = (ago_LL < 0) | (position_L < begin_L[:, None])
         scores_HLL = scores_HLL.masked_fill(hidden_LL, -math.inf)
         if way.has_sinks and self.sinks_H is not None:
             sinks_HL1 = self.sinks_H[:, None, None].expand(-1, scores_HLL.shape[1], 1)
@@ -70,6 +72,7 @@ def of_attention(scene: Scene) -> Iterator[str]:
     own = _Way(
         scale=scoring.scale,
         window=scoring.window,
+        chunk=scoring.chunk,
         softcap=scoring.softcap,
         has_sinks=scoring.sinks_H is not None,
     )
@@ -106,7 +109,10 @@ def _changed(own: _Way, heads: _Heads, scene: Scene) -> Iterator[tuple[str, _Way
     for window in sorted({0, own.window - 1, own.window + 1, *scene.config.sliding_windows, *range(1, SCANNED)}):
         if 0 <= window < longest:
             words = f"window: {window or 'none'} in the reference, {own.window or 'none'} in the product, in this layer"
-            yield words, replace(own, window=window)
+            yield words, replace(own, window=window, chunk=0)
+    for chunk in sorted({*scene.config.attention_chunks, *range(2, SCANNED)}):
+        words = f"attention in chunks of {chunk} in the reference, of {own.chunk or 'any length'} in the product"
+        yield words, replace(own, chunk=chunk)
 
 
 def _scales(own: _Way, heads: _Heads, scene: Scene) -> Mapping[str, float]:

@@ -125,6 +125,10 @@ def _alone(scene: Scene, mixture: MixtureOfExperts, x_LC: Tensor, clamp: float) 
     weights_LN = scene.at(f"{scene.path}.routing.out")
     for expert, block in mixture.experts.items():
         own, block.clamp = block.clamp, clamp
-        out_LC += weights_LN[:, expert, None] * block.forward(ops, x_LC).double()
+        weight_L1 = weights_LN[:, expert, None]
+        if mixture.config.weigh_input:
+            out_LC += block.forward(ops, x_LC * weight_L1.float()).double() * (weight_L1 != 0)
+        else:
+            out_LC += weight_L1 * block.forward(ops, x_LC).double()
         block.clamp = own
     return out_LC

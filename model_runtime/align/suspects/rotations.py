@@ -59,9 +59,7 @@ def of_rope(scene: Scene) -> Iterator[str]:
 
 
 def _own(scene: Scene) -> RopeConfig:
-    config = scene.config
-    is_other = bool(config.other_rope_layers) and config.other_rope_layers[scene.layer]
-    return config.other_rope if is_other and config.other_rope is not None else config.rope
+    return scene.config.rope_of(scene.layer)
 
 
 def _frequencies(found: Rotation, rope: RopeConfig, max_position: int) -> Iterator[str]:
