@@ -6,13 +6,13 @@ language side, and what the language side must know of images. What is not suppo
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from model_runtime.architecture import ModelConfig, RopeConfig
 from model_runtime.hf_deepseek import with_latent
 from model_runtime.hf_experts import with_experts
 from model_runtime.hf_layers import read_chunks, read_rotations, read_windows
+from model_runtime.hf_quantization import is_mxfp4, read_quantization
 from model_runtime.hf_scales import refuse_structure, with_scales
 from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
 from model_runtime.models.composites import COMPOSITES, Composite
@@ -100,10 +100,11 @@ def _read_composite(config: Json, composite: Composite, generation_config: Json 
     family = family_named(name)
     text = {**family.sizes, **COMMON_DEFAULTS, **family.defaults, **text}
     outer = {**COMMON_DEFAULTS, "tie_word_embeddings": composite.tied, "mm_tokens_per_image": 256, **config}
-    _refuse_quantized(outer)
     tied = flag(outer, "tie_word_embeddings") or (composite.tied_inside and flag(text, "tie_word_embeddings"))
     eos = text["eos_token_id"] if outer["eos_token_id"] is None else outer["eos_token_id"]
-    read = _read_text({**text, "tie_word_embeddings": tied, "eos_token_id": eos}, name, generation_config)
+    stored = text["quantization_config"] if outer["quantization_config"] is None else outer["quantization_config"]
+    text = {**text, "tie_word_embeddings": tied, "eos_token_id": eos, "quantization_config": stored}
+    read = _read_text(text, name, generation_config)
     if composite.deepstack:
         return replace(read, num_deepstack=_deepstack(mapping(config, "vision_config"), read.num_layers))
     if composite.is_gemma:
@@ -116,17 +117,6 @@ def _deepstack(vision: Json, num_layers: int) -> int:
     if not isinstance(layers, list | tuple) or len(layers) > num_layers:
         fail("vision_config.deepstack_visual_indexes", layers, f"a list of at most {num_layers} layers")
     return len(layers)
-
-
-def _is_mxfp4(config: Json) -> bool:
-    """Whether experts are in the format that `weights/stacks.py` reads."""
-    how = config["quantization_config"]
-    return isinstance(how, Mapping) and how.get("quant_method") == "mxfp4"
-
-
-def _refuse_quantized(config: Json) -> None:
-    if config["quantization_config"] is not None:
-        raise CheckpointError("config.json: quantization_config is not supported; use unquantised weights or GGUF")
 
 
 def _gemma(read: ModelConfig, config: Json) -> ModelConfig:
@@ -149,8 +139,9 @@ def _check_supported(config: Json, family: Family) -> None:
         fail("hidden_act", config["hidden_act"], repr(family.hidden_act))
     if not flag(config, "is_causal"):
         fail("is_causal", False, "true: attention in both directions is not supported")
-    if not (family.stacked_experts and _is_mxfp4(config)):
-        _refuse_quantized(config)
+    read_quantization(config)  # which refuses what is not supported
+    if is_mxfp4(config) and not family.stacked_experts:
+        fail("quantization_config.quant_method", "mxfp4", "another one: this model_type has no stacks of experts")
     refuse_structure(config, family)
 
 

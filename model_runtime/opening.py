@@ -8,6 +8,7 @@ from pathlib import Path
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.hf_config import read_hf_config
+from model_runtime.hf_quantization import read_quantization
 from model_runtime.image_side import ImageSide, read_image_side
 from model_runtime.models.composites import COMPOSITES
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
@@ -18,6 +19,7 @@ from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
 from model_runtime.weights.gguf_source import gguf_tensors
 from model_runtime.weights.json_file import read_json, read_json_if_any
+from model_runtime.weights.matrices import matrices_of
 from model_runtime.weights.safetensors_source import read_safetensors
 from model_runtime.weights.sides import split_sides, text_source
 from model_runtime.weights.source import TensorSource
@@ -62,13 +64,14 @@ def open_checkpoint(path: Path) -> Opened:
 def _open_folder(path: Path) -> Opened:
     config_json = read_json(path / "config.json")
     config = read_hf_config(config_json, read_json_if_any(path / "generation_config.json"))
+    stored = matrices_of(read_safetensors(path), read_quantization(config_json))
     family = str(config_json["model_type"])
     if family not in COMPOSITES:
-        source, may_lack_output = text_source(read_safetensors(path))
+        source, may_lack_output = text_source(stored)
         if may_lack_output and not config.tie_word_embeddings:
             config = replace(config, has_output=TIED_HEAD_KEY in source)
         return Opened(path=path, family=family, config=config, source=plain_source(source, config))
-    language, image = split_sides(read_safetensors(path))
+    language, image = split_sides(stored)
     side = read_image_side(path, config_json, config, image)
     if TIED_HEAD_KEY in language:
         # many published files leave tie_word_embeddings out, where transformers assumes true, and have a head of their
@@ -84,7 +87,8 @@ def open_configuration(path: Path) -> Opened:
     config_json = read_json(path)
     config = read_hf_config(config_json, read_json_if_any(path.with_name("generation_config.json")))
     family, dtype = str(config_json["model_type"]), declared_dtype(config_json)
-    source = declared_text(decoder_table(config, first_expert_only=True), dtype)
+    table = decoder_table(config, first_expert_only=True)
+    source = declared_text(table, dtype, read_quantization(config_json))
     if family not in COMPOSITES:
         return Opened(path=path, family=family, config=config, source=source, is_declared=True)
     side = read_image_side(path.parent, config_json, config, {})

@@ -1,9 +1,10 @@
-"""Matrices of integers with scales, in GGUF's formats: how they are laid out, made and expanded. Used by the loaders,
-which keep a file's integers as they are, and by operations, engine and worker processes.
+"""Matrices of integers, or of floats of 8 and 4 bits, with scales: how they are laid out, made and expanded. Used by
+the loaders, which keep a file's numbers as they are, and by operations, engine and worker processes.
 
-Blocks of 32 neighbouring numbers of a row share a scale (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
+Neighbouring numbers of a row, a block, share a scale. Those of GGUF are laid out as in its files
+(https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
 
-Legend: N rows, K columns, R bytes of a row, B blocks, 32 numbers of a block.
+Legend: N rows, K columns, R bytes of a row, B blocks, X numbers of a block, 32 of those that rows share.
 """
 
 from collections.abc import Mapping
@@ -14,29 +15,61 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-QuantizedFormat = Literal["q8_0", "q4_0", "q4_1"]
+QuantizedFormat = Literal["q8_0", "q4_0", "q4_1", "q4_z", "fp8"]
 
 BLOCK = 32
-"""Numbers that share a scale, in a matrix and in rows that are quantised for a product."""
-_BLOCK_BYTES: Mapping[QuantizedFormat, int] = MappingProxyType({"q8_0": 34, "q4_0": 18, "q4_1": 20})
+"""Numbers that share a scale in most formats, and in rows that are quantised for a product."""
 LARGEST_IN_ROW = 127 * 256
 """What the largest number of a block of a row becomes for a product: 16 bits. Rows of 8 bits would cost far more
 accuracy than weights of 8 bits do, and change the embedded model's answers."""
+E4M3_NAN = 127
+"""The lower seven bits of what is no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """A block: what is in front, then the numbers."""
+
+    numbers: int
+    head: int
+    """Bytes in front of the numbers."""
+    head_dtype: torch.dtype
+    """Of what is there: a scale, in some formats a second number."""
+    bits: int
+    """Of a number: 8, or 4, which are 16 bytes with the first 16 numbers in their low halves."""
+    are_floats: bool = False
+    """Rows are not quantised for products with them."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a block."""
+        return self.head + self.numbers * self.bits // 8
+
+
+FORMS: Mapping[QuantizedFormat, BlockForm] = MappingProxyType(
+    {
+        "q8_0": BlockForm(32, 2, torch.float16, 8),
+        "q4_0": BlockForm(32, 2, torch.float16, 4),
+        "q4_1": BlockForm(32, 4, torch.float16, 4),
+        "q4_z": BlockForm(32, 4, torch.float16, 4),
+        "fp8": BlockForm(128, 4, torch.float32, 8, are_floats=True),
+    }
+)
+"""q8_0: integers times the scale. q4_0: less 8, times the scale. q4_1: times the scale, plus a minimum. q4_z: less a
+zero point, times the scale; as AWQ and GPTQ have it, which q4_1 could not hold exactly. fp8: E4M3 times a float32 scale
+(arXiv 2209.05433)."""
 
 
 def row_bytes(quantized: QuantizedFormat, num_columns: int) -> int:
-    """R. The number of columns must be a multiple of 32."""
-    assert num_columns % BLOCK == 0, f"{num_columns} columns are not blocks of {BLOCK}"
-    return num_columns // BLOCK * _BLOCK_BYTES[quantized]
+    """R. The number of columns must be a multiple of a block."""
+    form = FORMS[quantized]
+    assert num_columns % form.numbers == 0, f"{num_columns} columns are not blocks of {form.numbers}"
+    return num_columns // form.numbers * form.num_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedMatrix:
-    """A matrix [N, K] of integers.
-
-    A row is its blocks: a float16 scale, in q4_1 also a float16 minimum, then 32 int8 numbers or 16 bytes with the
-    first 16 numbers in their low halves.
-    """
+    """A matrix [N, K]. A row is its blocks."""
 
     data_NR: Tensor
     """uint8."""
@@ -53,33 +86,53 @@ class QuantizedMatrix:
         return int(self.data_NR.shape[0])
 
 
-def expand_blocks(quantized: QuantizedFormat, raw_BR: Tensor, out_B32: Tensor) -> None:
-    """Blocks as float32, bit for bit as ggml defines them."""
-    scale_B1 = raw_BR[:, :2].view(torch.float16).float()
-    if quantized == "q8_0":
-        out_B32.copy_(raw_BR[:, 2:].view(torch.int8)).mul_(scale_B1)
+def join_blocks(quantized: QuantizedFormat, heads_NB: tuple[Tensor, ...], codes_NK: Tensor) -> QuantizedMatrix:
+    """Of what is in front of each block, and all numbers as unsigned bytes."""
+    form = FORMS[quantized]
+    num_rows, num_columns = codes_NK.shape
+    codes_BX = codes_NK.reshape(-1, form.numbers)
+    if form.bits == 4:
+        codes_BX = codes_BX[:, :16] | codes_BX[:, 16:] << 4
+    head_B = torch.stack([head.reshape(-1).to(form.head_dtype) for head in heads_NB], dim=1)
+    blocks_BR = torch.cat((head_B.view(torch.uint8), codes_BX), dim=1)
+    return QuantizedMatrix(data_NR=blocks_BR.view(num_rows, -1), format=quantized, num_columns=num_columns)
+
+
+def expand_blocks(quantized: QuantizedFormat, raw_BR: Tensor, out_BX: Tensor) -> None:
+    """Blocks as float32, bit for bit as their format defines them."""
+    form = FORMS[quantized]
+    head_BH = raw_BR[:, : form.head].contiguous().view(form.head_dtype).float()
+    scale_B1, second_B1, codes = head_BH[:, :1], head_BH[:, 1:], raw_BR[:, form.head :]
+    if form.bits == 8:
+        out_BX.copy_(codes.view(torch.float8_e4m3fn if quantized == "fp8" else torch.int8)).mul_(scale_B1)
         return
-    first = 4 if quantized == "q4_1" else 2
-    out_B32[:, :16].copy_(raw_BR[:, first:] & 15)
-    out_B32[:, 16:].copy_(raw_BR[:, first:] >> 4)
-    if quantized == "q4_0":
-        out_B32.sub_(8).mul_(scale_B1)
-    else:
-        out_B32.mul_(scale_B1).add_(raw_BR[:, 2:4].view(torch.float16).float())
+    out_BX[:, :16].copy_(codes & 15)
+    out_BX[:, 16:].copy_(codes >> 4)
+    match quantized:
+        case "q4_0":
+            out_BX.sub_(8).mul_(scale_B1)
+        case "q4_1":
+            out_BX.mul_(scale_B1).add_(second_B1)
+        case "q4_z":
+            out_BX.sub_(second_B1).mul_(scale_B1)
 
 
 def dequantize(matrix: QuantizedMatrix) -> Tensor:
     """[N, K] float32."""
-    data_NR = matrix.data_NR.contiguous()
+    form, data_NR = FORMS[matrix.format], matrix.data_NR.contiguous()
     out_NK = torch.empty(matrix.num_rows, matrix.num_columns, device=data_NR.device)
-    expand_blocks(matrix.format, data_NR.view(-1, _BLOCK_BYTES[matrix.format]), out_NK.view(-1, BLOCK))
+    expand_blocks(matrix.format, data_NR.view(-1, form.num_bytes), out_NK.view(-1, form.numbers))
     return out_NK
 
 
-def scales_are_finite(matrix: QuantizedMatrix) -> bool:
-    """Whether all scales and minima are: then so is every number."""
-    head = matrix.data_NR.contiguous().view(-1, _BLOCK_BYTES[matrix.format])[:, : 4 if matrix.format == "q4_1" else 2]
-    return bool(head.contiguous().view(torch.float16).isfinite().all())
+def is_finite(matrix: QuantizedMatrix) -> bool:
+    """Whether every number is."""
+    form = FORMS[matrix.format]
+    raw_BR = matrix.data_NR.contiguous().view(-1, form.num_bytes)
+    head_BH = raw_BR[:, : form.head].contiguous().view(form.head_dtype)
+    if matrix.format == "fp8" and bool(((raw_BR[:, form.head :] & E4M3_NAN) == E4M3_NAN).any()):
+        return False
+    return bool(head_BH.isfinite().all())
 
 
 def quantize(weight_NK: Tensor, quantized: QuantizedFormat) -> QuantizedMatrix:
@@ -92,11 +145,8 @@ def quantize(weight_NK: Tensor, quantized: QuantizedFormat) -> QuantizedMatrix:
     stored_B1 = scale_B1.half()
     codes_B32 = _codes(weight_B32, stored_B1.float(), 127 if quantized == "q8_0" else 7).view(torch.uint8)
     if quantized == "q4_0":
-        shifted_B32 = codes_B32 + 8
-        codes_B32 = shifted_B32[:, :16] | shifted_B32[:, 16:] << 4
-    blocks_BR = torch.cat((stored_B1.view(torch.uint8), codes_B32), dim=1)
-    data_NR = blocks_BR.view(weight_NK.shape[0], -1)
-    return QuantizedMatrix(data_NR=data_NR, format=quantized, num_columns=weight_NK.shape[1])
+        codes_B32 = codes_B32 + 8
+    return join_blocks(quantized, (stored_B1,), codes_B32.view(weight_NK.shape))
 
 
 def _codes(numbers: Tensor, scale: Tensor, largest: int) -> Tensor:

@@ -22,6 +22,7 @@ from model_runtime.config import CACHE_VARIABLE, cache_dir
 SOURCE_DIR = Path(__file__).parent
 SOURCES = (
     "linear.cpp",
+    "linear_fp8.cpp",
     "linear_amx.cpp",
     "integer.cpp",
     "quantize.cpp",
@@ -43,6 +44,7 @@ HEADERS = (
     "pool.h",
     "collective.h",
     "linear.h",
+    "linear_fp8.h",
     "amx.h",
     "linear_pieces.h",
     "linear_row.h",

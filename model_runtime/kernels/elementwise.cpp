@@ -6,6 +6,7 @@
 #include "integer.h"
 #include "kv.h"
 #include "layer_ops.h"
+#include "linear_fp8.h"
 #include "pool.h"
 #include "vec.h"
 
@@ -215,8 +216,10 @@ int64_t fl_embedding(const int32_t* ids, const void* table, int64_t storage, int
     if (storage == 0) embedding(ids, static_cast<const float*>(table), num_ids, K, y);
     if (storage == 1) embedding(ids, static_cast<const bf16*>(table), num_ids, K, y);
     if (storage == 2) embedding(ids, static_cast<const fp16*>(table), num_ids, K, y);
-    if (is_integer(storage))
-        for_rows(num_ids, num_ids * K, [=](int64_t t) { expand_row({table, nullptr, storage, V, K}, ids[t], y + t * K); });
+    if (storage >= FP8) {
+        const auto expand = storage == FP8 ? expand_fp8_row : expand_row;
+        for_rows(num_ids, num_ids * K, [=](int64_t t) { expand({table, nullptr, storage, V, K}, ids[t], y + t * K); });
+    }
     return 0;
 }
 

@@ -73,4 +73,5 @@ void linear_quantized(const Matrix& w, const QuantizedRows& x, int64_t M, float*
     if (w.format == Q8_0) multiply<Q8_0>(w, x, M, y);
     if (w.format == Q4_0) multiply<Q4_0>(w, x, M, y);
     if (w.format == Q4_1) multiply<Q4_1>(w, x, M, y);
+    if (w.format == Q4_Z) multiply<Q4_Z>(w, x, M, y);
 }

@@ -21,7 +21,7 @@ inline Shapes integer_shapes(int64_t rows) {
     return shapes;
 }
 
-// Integers of a panel as signed bytes [block][8 groups][16][4]: those of 4 bits less 8, in Q4_1 as they are.
+// Integers of a panel as signed bytes [block][8 groups][16][4]: those of 4 bits less 8, or as they are.
 template <int64_t FORMAT> const uint8_t* signed_bytes(const Panel& p, int64_t blocks, uint8_t* out) {
     if (FORMAT == Q8_0) return p.quants;
     const __m512i low = _mm512_set1_epi8(15), offset = _mm512_set1_epi8(FORMAT == Q4_0 ? 8 : 0);
@@ -88,13 +88,13 @@ template <int64_t FORMAT, int FROM, int TO>
 INLINE void add_floats(const int32_t* integers, const uint8_t* scales, const float* row_scales, const float* row_sums,
                        v16* sums) {
     const fp16* halves = reinterpret_cast<const fp16*>(scales);
-    const v16 scale = load<v16>(halves), minimum = load<v16>(halves + (FORMAT == Q4_1 ? PANEL : 0));
+    const v16 scale = load<v16>(halves), minimum = minima_of<FORMAT>(halves + PANEL, scale);
 #pragma GCC unroll 16
     for (int r = FROM; r < TO; r++) {
         const int32_t* high = integers + r * PANEL;
         const ivec exact = (load_bytes(high) << 8) + load_bytes(high + GROUP * PANEL);
         sums[r] = fused(to_float(exact), scale * splat<v16>(row_scales[r]), sums[r]);
-        if constexpr (FORMAT == Q4_1) sums[r] = fused(minimum, splat<v16>(row_sums[r]), sums[r]);
+        if constexpr (has_second(FORMAT)) sums[r] = fused(minimum, splat<v16>(row_sums[r]), sums[r]);
     }
 }
 

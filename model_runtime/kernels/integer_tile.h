@@ -16,12 +16,12 @@ constexpr int64_t PAST_CACHES = 32768;              // outputs of a row that is 
 // Bytes from a row's values in a block to its second plane.
 constexpr int64_t PLANE = QuantizedRows::GROUP * BLOCK;
 
-// Four bytes of each output: group g of a block as signed integers, those of 4 bits less 8, in Q4_1 as they are.
+// Four bytes of each output: group g of a block as signed integers; those of 4 bits less 8, or as they are.
 template <int64_t FORMAT> INLINE ivec signed_group(const uint8_t* quants, int g, int v) {
     if (FORMAT == Q8_0) return load_bytes(quants + (g * VECTORS + v) * sizeof(ivec));
     const ivec bytes = load_bytes(quants + (g % 4 * VECTORS + v) * sizeof(ivec));
     const ivec integers = (g < 4 ? bytes : bytes >> 4) & 0x0f0f0f0f;
-    return FORMAT == Q4_1 ? integers : (integers + 0x78787878) ^ int32_t(0x80808080);  // no carry from byte to byte
+    return has_second(FORMAT) ? integers : (integers + 0x78787878) ^ int32_t(0x80808080);  // no carry from byte to byte
 }
 
 // Exact sums over a block, for R rows.
@@ -44,6 +44,12 @@ INLINE void dot_block(const uint8_t* quants, const int8_t* x, const ivec (&offse
         for (int v = 0; v < VECTORS; v++) exact[r][v] = BlockDot::finish(sums[r][v]);
 }
 
+// The minima of outputs with scales.
+template <int64_t FORMAT, class V> INLINE V minima_of(const fp16* second, V scales) {
+    if (!has_second(FORMAT)) return V{};
+    return FORMAT == Q4_Z ? -load<V>(second) * scales : load<V>(second);
+}
+
 // One block of R rows, the first of which is number `at` of all blocks: integers, then floats as integer.h says.
 template <int64_t FORMAT, int R>
 INLINE void add_block(const uint8_t* scales, const uint8_t* quants, const QuantizedRows& x, int64_t at,
@@ -55,11 +61,10 @@ INLINE void add_block(const uint8_t* scales, const uint8_t* quants, const Quanti
     const fp16* halves = reinterpret_cast<const fp16*>(scales);
     for (int v = 0; v < VECTORS; v++) {
         const fvec scale = load<fvec>(halves + v * LANES);
-        fvec minimum{};
-        if constexpr (FORMAT == Q4_1) minimum = load<fvec>(halves + PANEL + v * LANES);
+        const fvec minimum = minima_of<FORMAT>(halves + PANEL + v * LANES, scale);
         for (int r = 0; r < R; r++) {
             sums[r][v] = fused(to_float(exact[r][v]), scale * splat<fvec>(x.scales[at + r]), sums[r][v]);
-            if constexpr (FORMAT == Q4_1) sums[r][v] = fused(minimum, splat<fvec>(x.sums[at + r]), sums[r][v]);
+            if constexpr (has_second(FORMAT)) sums[r][v] = fused(minimum, splat<fvec>(x.sums[at + r]), sums[r][v]);
         }
     }
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "integer.h"
+#include "linear_fp8.h"
 #include "pool.h"
 #include "vec.h"
 
@@ -261,6 +262,7 @@ template <class U> void pack(const U* w, U* panels, int64_t N, int64_t K) {
 
 void linear(const Matrix& w, const float* x, int64_t M, float* y) {
     if (is_integer(w.format)) return linear_integer(w, x, M, y);
+    if (w.format == FP8) return linear_fp8(w, x, M, y);
     const int64_t passes = divide_up(M * w.K, COPIED);
     for (int64_t pass = 0; pass < passes; pass++) {
         const int64_t row = M * pass / passes, rows = M * (pass + 1) / passes - row;

@@ -5,6 +5,7 @@
 
 #include "integer.h"
 #include "integer_dot.h"
+#include "linear_fp8.h"
 #include "pool.h"
 
 namespace {
@@ -74,7 +75,7 @@ void quantize_row(const float* x, int64_t row, int64_t K, const QuantizedRows& o
 namespace {
 
 // Bytes of a block of one row in a file: scales, then integers.
-int64_t scale_bytes(int64_t format) { return format == Q4_1 ? 4 : 2; }
+int64_t scale_bytes(int64_t format) { return has_second(format) ? 4 : 2; }
 int64_t block_bytes(int64_t format) { return scale_bytes(format) + (format == Q8_0 ? BLOCK : BLOCK / 2); }
 
 // Row `lane` of a panel, from its blocks in a file.
@@ -82,7 +83,7 @@ void pack_row(const uint8_t* row, int64_t format, int64_t blocks, int64_t lane, 
     for (int64_t b = 0; b < blocks; b++, row += block_bytes(format)) {
         uint8_t *scales = panel + b * at.scale_step + 2 * lane, *quants = panel + at.quants + b * at.quant_step;
         memcpy(scales, row, 2);
-        if (format == Q4_1) memcpy(scales + 2 * PANEL, row + 2, 2);
+        if (has_second(format)) memcpy(scales + 2 * PANEL, row + 2, 2);
         for (int64_t four = 0; four < at.quant_step / PANEL; four += 4)
             memcpy(quants + four * PANEL + lane * 4, row + scale_bytes(format) + four, 4);
     }
@@ -113,15 +114,15 @@ void expand_row(const Matrix& w, int64_t row, float* out) {
     for (int64_t b = 0; b < w.K / BLOCK; b++, out += BLOCK) {
         const fp16* scales = reinterpret_cast<const fp16*>(panel.scales + b * panel.layout.scale_step) + lane;
         const uint8_t* bytes = panel.quants + b * panel.layout.quant_step + lane * 4;
-        const float scale = load_one(scales), minimum = w.format == Q4_1 ? load_one(scales + PANEL) : 0.0f;
+        const float scale = load_one(scales), second = has_second(w.format) ? load_one(scales + PANEL) : 0.0f;
         for (int64_t k = 0; k < BLOCK; k++) {
             const bool upper = w.format != Q8_0 && k >= BLOCK / 2;
             const int64_t place = upper ? k - BLOCK / 2 : k;
             const uint8_t byte = bytes[place / 4 * 4 * PANEL + place % 4];
             int integer = w.format == Q8_0 ? int8_t(byte) : upper ? byte >> 4 : byte & 15;
             if (w.format == Q4_0) integer -= 8;
-            out[k] = float(integer) * scale;
-            if (w.format == Q4_1) out[k] += minimum;
+            const float zero = w.format == Q4_Z ? second : 0.0f, minimum = w.format == Q4_1 ? second : 0.0f;
+            out[k] = (float(integer) - zero) * scale + minimum;
         }
     }
 }
@@ -130,6 +131,7 @@ extern "C" {
 
 // Rows of blocks as in a file become panels, outputs behind the last row zero. `panels` has fl_quantized_bytes.
 void fl_pack_quantized(const uint8_t* rows, uint8_t* panels, int64_t format, int64_t N, int64_t K) {
+    if (format == FP8) return pack_fp8(rows, panels, N, K);
     const PanelLayout layout = panel_layout(format, K);
     const int64_t blocks = K / BLOCK, row_bytes = blocks * block_bytes(format);
     pool::parallel_ranges(panels_of(N), N * K * 4, [&](int64_t panel, int64_t end) {
@@ -143,5 +145,7 @@ void fl_pack_quantized(const uint8_t* rows, uint8_t* panels, int64_t format, int
     });
 }
 
-int64_t fl_quantized_bytes(int64_t format, int64_t N, int64_t K) { return panels_of(N) * panel_layout(format, K).bytes; }
+int64_t fl_quantized_bytes(int64_t format, int64_t N, int64_t K) {
+    return panels_of(N) * (format == FP8 ? fp8_panel_bytes(K) : panel_layout(format, K).bytes);
+}
 }

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from model_runtime.kernels.library import library
 from model_runtime.ops.registry import PANEL_ROWS, Activation, MatrixForm, PackedWeight, register
-from model_runtime.quantized import QuantizedFormat, QuantizedMatrix, dequantize
+from model_runtime.quantized import FORMS, QuantizedFormat, QuantizedMatrix, dequantize
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How the kernels number the storage types."""
-QUANTIZED_STORAGE: Mapping[QuantizedFormat, int] = {"q8_0": 3, "q4_0": 4, "q4_1": 5}
-"""The same for matrices of integers."""
+QUANTIZED_STORAGE: Mapping[QuantizedFormat, int] = {"fp8": 3, "q8_0": 4, "q4_0": 5, "q4_1": 6, "q4_z": 7}
+"""The same for numbers with scales."""
 ACTIVATIONS: Mapping[Activation, int] = {
     "gelu": 0,
     "gelu_tanh": 1,
@@ -47,7 +47,7 @@ def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
     lays them out; for products with rows as they are float32, since expanding integers for every product would take
     longer than the product."""
     num_panels, quantized = -(-form.num_rows // PANEL_ROWS), None
-    if isinstance(form.stored, torch.dtype) or not form.integer_rows:
+    if isinstance(form.stored, torch.dtype) or not (form.integer_rows or FORMS[form.stored].are_floats):
         dtype = form.stored if isinstance(form.stored, torch.dtype) else torch.float32
         assert dtype in STORAGE, f"cannot pack {dtype}"
         data = torch.empty(num_panels, form.num_columns, PANEL_ROWS, dtype=dtype, device=device)
@@ -61,7 +61,7 @@ def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
         num_rows=form.num_rows,
         num_columns=form.num_columns,
         quantized=quantized,
-        integer_rows=quantized is not None,
+        integer_rows=quantized is not None and not FORMS[quantized].are_floats,
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.ops.registry import MatrixForm, PackedWeight, register
-from model_runtime.quantized import QuantizedMatrix, dequantize, quantize_rows, row_bytes
+from model_runtime.quantized import FORMS, QuantizedMatrix, dequantize, quantize_rows, row_bytes
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
@@ -27,7 +27,7 @@ def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
         num_rows=form.num_rows,
         num_columns=form.num_columns,
         quantized=quantized,
-        integer_rows=form.integer_rows and quantized is not None,
+        integer_rows=form.integer_rows and quantized is not None and not FORMS[quantized].are_floats,
     )
 
 

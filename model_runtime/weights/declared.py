@@ -10,8 +10,10 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from model_runtime.hf_quantization import Quantization
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.grids import EXPANDED, format_of
 from model_runtime.weights.source import FLOATS, Index, TensorSource
 from model_runtime.weights.table import Parameter
 from vision.tower_config import VisionTowerConfig
@@ -58,11 +60,20 @@ def declared_dtype(config: Mapping[str, object]) -> torch.dtype:
     return known[name]
 
 
-def declared_text(table: Iterable[Parameter], dtype: torch.dtype) -> TensorSource:
-    """Of a decoder with this table, all of one type."""
-    return {
-        slot.key: DeclaredTensor(parameter.slot_shape(slot), dtype) for parameter in table for slot in parameter.slots
-    }
+def declared_text(table: Iterable[Parameter], dtype: torch.dtype, quantization: Quantization | None) -> TensorSource:
+    """Of a decoder with this table, all of one type but what is quantised. Routers, embedding and output matrix are
+    not, whether or not a file says so."""
+    found: dict[str, DeclaredTensor] = {}
+    for parameter in table:
+        for slot in parameter.slots:
+            shape = parameter.slot_shape(slot)
+            is_linear = len(shape) == 2 and parameter.name not in ("embedding", "head") and parameter.fewest_bits < 32
+            scheme = quantization.of(slot.key.removesuffix(".weight")) if quantization and is_linear else None
+            if scheme is None:
+                found[slot.key] = DeclaredTensor(shape, dtype)
+            else:
+                found[slot.key] = DeclaredTensor(shape, EXPANDED, format_of(scheme, shape[1]))
+    return found
 
 
 def declared_vision(tower: VisionTowerConfig, dtype: torch.dtype) -> TensorSource:

@@ -15,7 +15,7 @@ from torch import Tensor
 from model_runtime.config import Quantization
 from model_runtime.device import give_back_memory
 from model_runtime.ops.registry import PANEL_ROWS, MatrixForm, Ops, PackedWeight
-from model_runtime.quantized import BLOCK, QuantizedFormat, QuantizedMatrix, quantize, scales_are_finite
+from model_runtime.quantized import BLOCK, FORMS, QuantizedFormat, QuantizedMatrix, is_finite, quantize
 from model_runtime.share import Share
 from model_runtime.weights.errors import AGAIN, CheckpointError
 from model_runtime.weights.source import Index, StoredTensor, TensorSource, check_finite, check_float
@@ -96,9 +96,10 @@ class _Part:
     def format(self) -> QuantizedFormat | None:
         """That of the integers, where all slots hold some of one format in whole blocks."""
         formats = {tensor.format for _, tensor, _ in self.slots}
-        if len(formats) > 1 or self.columns.start % BLOCK or self.columns.stop % BLOCK:
+        stored = formats.pop()
+        if formats or stored is None or self.columns.start % FORMS[stored].numbers:
             return None
-        return formats.pop()
+        return None if self.columns.stop % FORMS[stored].numbers else stored
 
     def within(self, rows: slice) -> Iterator[tuple[str, StoredTensor, Index, slice]]:
         """Of some of all rows: the tensors that have them, where there, and where among these."""
@@ -133,14 +134,14 @@ class _Part:
     def made_integers(self, rows: slice, dtype: torch.dtype, target: QuantizedFormat) -> QuantizedMatrix:
         """The same of floats that become such a matrix."""
         made = quantize(self.floats(rows, dtype), target)
-        if not scales_are_finite(made):
+        if not is_finite(made):
             for key, tensor, _, place in self.within(rows):
                 _check_scales(key, tensor, replace(made, data_NR=made.data_NR[place]))
         return made
 
 
 def _check_scales(key: str, tensor: StoredTensor, matrix: QuantizedMatrix) -> None:
-    if not scales_are_finite(matrix):
+    if not is_finite(matrix):
         raise CheckpointError(f"NaN or infinite weights, or too large ones, in {key} ({tensor.file}): {AGAIN}")
 
 

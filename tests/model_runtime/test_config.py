@@ -144,7 +144,7 @@ def test_end_tokens() -> None:
         ),
         ({"model_type": None}, "model_type None"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu', not 'gelu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "this model_type has no stacks of experts"),
         ({"is_causal": False}, "is_causal must be true: attention in both directions is not supported"),
         ({"rope_parameters": {"rope_type": "proportional"}}, "rope type 'proportional' is not supported"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "factor is missing"),

@@ -212,7 +212,7 @@ GEMMA: dict[str, object] = {"model_type": "gemma3_text"}
         ({"model_type": "llava", "text_config": {"model_type": "llava"}}, "text_config.model_type 'llava' is not"),
         ({"model_type": "llava"}, "text_config is missing"),
         ({"model_type": "llava", "text_config": [1]}, "text_config must be an object"),
-        ({"model_type": "llava", "text_config": {}, "quantization_config": {}}, "quantization_config is not supported"),
+        ({"model_type": "llava", "text_config": {}, "quantization_config": {}}, "quantization_config.quant_method"),
         ({"model_type": "qwen2_vl", "text_config": {"rope_scaling": {"mrope_section": [1, 2]}}}, "three integers"),
         ({"model_type": "qwen2_vl", "text_config": {"rope_scaling": {"mrope_section": [1, 2, 3]}}}, "half of head_dim"),
         (

@@ -5,23 +5,25 @@ import pytest
 import torch
 
 from model_runtime.ops import set_threads
-from model_runtime.quantized import BLOCK, QuantizedFormat, QuantizedMatrix, dequantize, row_bytes
+from model_runtime.quantized import FORMS, QuantizedFormat, QuantizedMatrix, dequantize, row_bytes
 from tests.model_runtime.op_cases import EXACT, assert_close, compiled, randn
 
-FORMATS: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_1"]
+FORMATS: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_1", "q4_z"]
 
 
 def matrix(form: QuantizedFormat, n: int, k: int, seed: int = 0) -> QuantizedMatrix:
-    """Integers of the whole range, -128 too; scales and minima between 2^-24, the least of float16, and 1."""
-    generator = torch.Generator().manual_seed(seed)
-    size = row_bytes(form, BLOCK)
-    blocks = torch.randint(0, 256, (n * k // BLOCK, size), dtype=torch.uint8, generator=generator)
+    """Integers of the whole range, -128 too; scales and minima between 2^-24, the least of float16, and 1; zero points
+    from 0 to 15."""
+    generator, span = torch.Generator().manual_seed(seed), FORMS[form].numbers
+    blocks = torch.randint(0, 256, (n * k // span, row_bytes(form, span)), dtype=torch.uint8, generator=generator)
     scales = (
         torch.randn(len(blocks), 2, generator=generator).clamp(-1, 1)
         * 10.0 ** -(torch.arange(len(blocks)) % 9)[:, None]
     )
-    halves = 2 if form == "q4_1" else 1
-    blocks[:, : 2 * halves] = scales[:, :halves].half().contiguous().view(torch.uint8)
+    if form == "q4_z":
+        scales[:, 1] = torch.randint(0, 16, (len(blocks),), generator=generator)
+    head = scales[:, : FORMS[form].head // FORMS[form].head_dtype.itemsize].to(FORMS[form].head_dtype).contiguous()
+    blocks[:, : FORMS[form].head] = head.view(torch.uint8)
     return QuantizedMatrix(data_NR=blocks.view(n, -1), format=form, num_columns=k)
 
 
