@@ -57,16 +57,23 @@ class RopeConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values are made from a short
-    vector a token. Of a head's `head_dim` channels, `rope.rotary_dim` are rotated, in keys the same ones for all heads.
+    vector a token. Of a head's `head_dim` channels, the last `shared_dim` are in keys the same ones for all heads.
     """
 
     query_rank: int
     """Length of the vector that queries are made from; 0: from the hidden state itself."""
     latent_rank: int
+    shared_dim: int
+    """All of these are rotated, or none."""
     value_dim: int
-    """Channels of a value head; at most head_dim."""
+    """Channels of a value head."""
     bias: bool
     """Whether the projections to the short vectors have biases."""
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of a token in the cache."""
+        return self.latent_rank + self.shared_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

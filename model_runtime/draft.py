@@ -4,16 +4,17 @@ multi-token prediction. Made by the executor when it loads, run by the runner, e
 Legend: T tokens of the step, R rows whose logits are wanted, C hidden size, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch
+from model_runtime.caches import Caches, allocate_caches
 from model_runtime.checkpoint import LoadedModel, load_model, load_next_token_layer
 from model_runtime.config import RuntimeConfig
-from model_runtime.kv_store import KVLayer, allocate, storage_type
+from model_runtime.kv_store import storage_type
 from model_runtime.memory import PlanError, model_length
 from model_runtime.memory_caches import cache_block_bytes, next_token_block_bytes
 from model_runtime.models.decoder import Decoder
@@ -34,7 +35,7 @@ class FirstLayers:
     def __init__(self, decoder: Decoder, num_layers: int) -> None:
         self._decoder, self._num_layers = decoder, num_layers
 
-    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: Batch, kv: Caches) -> Tensor:
         """[T, C]; writes the keys and values of the first layers."""
         return self._decoder.forward_through(batch, kv, self._num_layers)
 
@@ -139,24 +140,17 @@ def _next_token(
     )
 
 
-def next_token_model(decoder: Decoder, parameters: Parameters, kv: list[KVLayer]) -> DraftModel:
+def next_token_model(decoder: Decoder, parameters: Parameters, kv: Caches) -> DraftModel:
     """The layer for multi-token prediction beside `decoder` with its cache `kv`; its own is of the same kind."""
-    num_blocks, num_kv_heads, head_dim, block_size = kv[0].key_NHDB.shape
+    num_blocks, block_size = kv[0].num_blocks, kv[0].block_size
     states_SC = torch.empty(num_blocks * block_size, decoder.config.hidden_size, dtype=decoder.dtype)
-    own_kv = allocate(
-        num_layers=1,
-        num_blocks=num_blocks,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        dtype=kv[0].key_NHDB.dtype,
-        device=torch.device("cpu"),
-    )
+    one = replace(decoder.own, num_layers=1)
+    own_kv = allocate_caches(one, num_blocks, block_size, kv[0].dtype, torch.device("cpu"))
     return DraftModel(model=NextTokenLayer(decoder, parameters, states_SC), kv=own_kv, states_SC=states_SC)
 
 
 def draft_model(
-    scheduler: SchedulerConfig, runtime: RuntimeConfig, part: DraftPart, decoder: Decoder, kv: list[KVLayer]
+    scheduler: SchedulerConfig, runtime: RuntimeConfig, part: DraftPart, decoder: Decoder, kv: Caches
 ) -> DraftModel | None:
     """Ready to run beside `decoder` with its cache `kv`; None for methods without one."""
     config = scheduler.speculative_config
@@ -166,14 +160,6 @@ def draft_model(
         return next_token_model(decoder, part.next_token, kv)
     if part.loaded is None:
         return None
-    own = part.loaded.decoder.own
-    own_kv = allocate(
-        num_layers=own.num_layers,
-        num_blocks=kv[0].key_NHDB.shape[0],
-        num_kv_heads=own.num_kv_heads,
-        head_dim=own.head_dim,
-        block_size=scheduler.block_size,
-        dtype=storage_type(runtime.kv_cache_dtype, part.loaded.kv_type),
-        device=torch.device("cpu"),
-    )
+    own, kv_type = part.loaded.decoder.own, storage_type(runtime.kv_cache_dtype, part.loaded.kv_type)
+    own_kv = allocate_caches(own, kv[0].num_blocks, scheduler.block_size, kv_type, torch.device("cpu"))
     return DraftModel(model=part.loaded.decoder, kv=own_kv)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from model_runtime.caches import allocate_caches
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import RuntimeConfig, RuntimeInfo, cache_dir
 from model_runtime.device import choose_device, default_budget
@@ -24,7 +25,7 @@ from model_runtime.graphs import SPARE_BLOCKS, block_size, on_device
 from model_runtime.group import ALONE, Place, Ranks, meet
 from model_runtime.host import usable_cores
 from model_runtime.images import ImageStore
-from model_runtime.kv_store import allocate, storage_type
+from model_runtime.kv_store import storage_type
 from model_runtime.leading import OtherRanks
 from model_runtime.memory import PlanError, PoolSize
 from model_runtime.memory_steps import step_tokens
@@ -195,15 +196,9 @@ def _runner(
 ) -> Runner:
     config, decoder = model.decoder.own, model.decoder
     on_cpu = device.type == "cpu"
-    kv = allocate(
-        num_layers=config.num_layers,
-        num_blocks=info.num_blocks if on_cpu else info.num_blocks + SPARE_BLOCKS,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=scheduler.block_size,
-        dtype=storage_type(runtime.kv_cache_dtype, model.kv_type),
-        device=device,
-    )
+    kv_type = storage_type(runtime.kv_cache_dtype, model.kv_type)
+    num_blocks = info.num_blocks if on_cpu else info.num_blocks + SPARE_BLOCKS
+    kv = allocate_caches(config, num_blocks, scheduler.block_size, kv_type, device)
     vision = model.vision
     groups = mesh.tensor, mesh.context
     images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device, groups)

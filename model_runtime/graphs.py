@@ -19,6 +19,7 @@ from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch, make_batch
+from model_runtime.caches import Caches
 from model_runtime.device_batch import pack, padded, unpack, upload
 from model_runtime.kv_store import KVLayer
 from model_runtime.memory import PlanError
@@ -82,7 +83,7 @@ class DecodeGraphs:
     def __init__(
         self,
         decoder: Decoder,
-        kv: list[KVLayer],
+        kv: Caches,
         capture: Capture,
         *,
         max_num_seqs: int,
@@ -90,7 +91,7 @@ class DecodeGraphs:
     ) -> None:
         """Captures all graphs, the largest first: its memory is enough for the others. `kv` has a block beyond those
         that the scheduler gives out."""
-        num_blocks, _, _, self._block_size = kv[0].key_NHDB.shape
+        num_blocks, self._block_size = kv[0].num_blocks, kv[0].block_size
         self._table_length = -(-max_model_len // self._block_size)
         self._spare_block = num_blocks - 1
         largest_first = [self._captured(decoder, kv, capture, size) for size in reversed(graph_sizes(max_num_seqs))]
@@ -116,7 +117,7 @@ class DecodeGraphs:
     def _padded(self, batch: Batch, size: int) -> Batch:
         return padded(batch, num_sequences=size, table_length=self._table_length, spare_block=self._spare_block)
 
-    def _captured(self, decoder: Decoder, kv: list[KVLayer], capture: Capture, size: int) -> _Graph:
+    def _captured(self, decoder: Decoder, kv: Caches, capture: Capture, size: int) -> _Graph:
         """A graph of a step in which all sequences are in the spare block."""
         plan = StepPlan(
             step_id=0,
@@ -128,7 +129,7 @@ class DecodeGraphs:
             score=ScoreRows(),
         )
         ready = self._padded(make_batch(plan, self._block_size), size)
-        buffer = pack(ready, pinned=False).to(kv[0].key_NHDB.device)
+        buffer = pack(ready, pinned=False).to(kv[0].pools[0].device)
         batch = unpack(buffer, ready)
         replay, hidden_SC = capture(lambda: decoder.forward(batch, kv))
         return _Graph(buffer=buffer, batch=batch, replay=replay, hidden_SC=hidden_SC)
@@ -140,10 +141,10 @@ class DeviceDecoder:
     def __init__(self, decoder: Decoder, graphs: DecodeGraphs | None) -> None:
         self._decoder, self._graphs = decoder, graphs
 
-    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: Batch, kv: Caches) -> Tensor:
         """[T, C] on the device, valid until the next step."""
         hidden_TC = None if self._graphs is None else self._graphs.run(batch)
-        return self._decoder.forward(upload(batch, kv[0].key_NHDB.device), kv) if hidden_TC is None else hidden_TC
+        return self._decoder.forward(upload(batch, kv[0].pools[0].device), kv) if hidden_TC is None else hidden_TC
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """[R, V] float32 on the device."""
@@ -163,11 +164,12 @@ def _has_own_scores(config: ModelConfig) -> bool:
 
 
 @torch.inference_mode()
-def on_device(decoder: Decoder, kv: list[KVLayer], max_model_len: int, max_num_seqs: int) -> DeviceDecoder:
+def on_device(decoder: Decoder, kv: Caches, max_model_len: int, max_num_seqs: int) -> DeviceDecoder:
     """A decoder whose weights and KV pool are on a GPU, with graphs unless its steps wait for the device: as they do
     where attention falls back to the reference, and in mixtures of experts, which look up who has tokens."""
     graphs = None
-    suits = decoder.ops == select("cuda") and suits_flash_attention(decoder.dtype, kv[0])
+    first = kv[0]
+    suits = decoder.ops == select("cuda") and isinstance(first, KVLayer) and suits_flash_attention(decoder.dtype, first)
     if suits and decoder.config.experts is None and not _has_own_scores(decoder.config):
         graphs = DecodeGraphs(decoder, kv, cuda_capture(), max_num_seqs=max_num_seqs, max_model_len=max_model_len)
     return DeviceDecoder(decoder, graphs)

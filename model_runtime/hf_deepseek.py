@@ -22,7 +22,7 @@ def with_latent(read: ModelConfig, config: Json) -> ModelConfig:
         head_dim=head_dim,
         rope=replace(read.rope, interleaved=flag(config, "rope_interleave")),
         attention_scale=head_dim**-0.5 * _scale_factor(read, config),
-        latent=_latent(config, head_dim),
+        latent=_latent(config),
     )
 
 
@@ -34,13 +34,11 @@ def _scale_factor(read: ModelConfig, config: Json) -> float:
     return (0.1 * number(rope, "mscale_all_dim") * math.log(max(read.rope.factor, 1.0)) + 1.0) ** 2
 
 
-def _latent(config: Json, head_dim: int) -> LatentAttention:
-    value_dim = integer(config, "v_head_dim")
-    if value_dim > head_dim:
-        fail("v_head_dim", value_dim, f"at most qk_nope_head_dim and qk_rope_head_dim together, {head_dim}")
+def _latent(config: Json) -> LatentAttention:
     return LatentAttention(
         query_rank=0 if value_of(config, "q_lora_rank") is None else integer(config, "q_lora_rank"),
         latent_rank=integer(config, "kv_lora_rank"),
-        value_dim=value_dim,
+        shared_dim=integer(config, "qk_rope_head_dim"),
+        value_dim=integer(config, "v_head_dim"),
         bias=flag(config, "attention_bias"),
     )

@@ -4,17 +4,15 @@ and worker processes.
 Which block belongs to whom is the scheduler's business; this file only holds the memory.
 """
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from model_runtime.config import KVCacheDtype
-from model_runtime.huge_pages import huge_empty, release_pages
+from model_runtime.huge_pages import huge_empty
 
 STORAGE_TYPES: Mapping[KVCacheDtype, torch.dtype] = MappingProxyType(
     {
@@ -42,6 +40,27 @@ class KVLayer:
     value_NHBD: Tensor
     scales_NH2B: Tensor | None = None
     """float32, only with int8: what the integers of a head's key, and of its value, are multiples of."""
+
+    @property
+    def num_blocks(self) -> int:
+        """N."""
+        return self.key_NHDB.shape[0]
+
+    @property
+    def block_size(self) -> int:
+        """B."""
+        return self.key_NHDB.shape[3]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """How numbers are stored."""
+        return self.key_NHDB.dtype
+
+    @property
+    def pools(self) -> tuple[Tensor, ...]:
+        """All memory, by block."""
+        pair = (self.key_NHDB, self.value_NHBD)
+        return pair if self.scales_NH2B is None else (*pair, self.scales_NH2B)
 
     @property
     def key_NBHD(self) -> Tensor:
@@ -83,18 +102,6 @@ def allocate(
         return KVLayer(key_NBHD.permute(0, 2, 3, 1), value_NBHD.transpose(1, 2), scales_NH2B)
 
     return [layer() for _ in range(num_layers)]
-
-
-def give_back(kv: list[KVLayer], blocks: "array[int]") -> None:
-    """Return the memory of these blocks to the system; it comes back when they are written. On CPU only: a device's
-    memory is nobody else's."""
-    numbers = np.sort(np.asarray(blocks))
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
-    for layer in kv:
-        for pool in (layer.key_NHDB, layer.value_NHBD, layer.scales_NH2B):
-            if pool is not None and pool.device.type == "cpu":
-                for run in runs:
-                    release_pages(pool[int(run[0]) : int(run[-1]) + 1])
 
 
 def quantise(head_D: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,17 @@ def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_siz
     return 2 * num_layers * num_kv_heads * block_size * (head_dim * dtype.itemsize + scale)
 
 
+def latent_bytes_per_block(num_layers: int, width: int, block_size: int, dtype: torch.dtype) -> int:
+    """The same where a token has one row of `width` numbers: layers x tokens x (numbers x bytes of one, and with int8
+    two float32 scales)."""
+    scales = 2 * FLOAT_BYTES if dtype == torch.int8 else 0
+    return num_layers * block_size * (width * dtype.itemsize + scales)
+
+
 def cache_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """What one block takes in all layers of an architecture. Those with a sliding window keep every token, too."""
+    if config.latent is not None:
+        return latent_bytes_per_block(config.num_layers, config.latent.row_width, block_size, dtype)
     return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
 
 

@@ -45,14 +45,17 @@ def _block_floats(config: ModelConfig) -> int:
 
 
 def _attention_floats(config: ModelConfig) -> int:
-    """Of a token: fused q, k, v and the mixed heads. Latent attention makes queries, then keys and values, from a short
-    vector and its norm, before it puts them there."""
+    """Of a token: fused q, k, v and the mixed heads. Latent attention makes queries from a short vector and its norm,
+    and takes them to the space of latents; then there are mixed latents too, and in the end these and values."""
     query = config.num_heads * config.head_dim
     if config.latent is None:
         return 2 * query + 2 * config.num_kv_heads * config.head_dim
-    latent, rotated = config.latent, config.rope.rotary_dim
-    made = config.num_heads * (config.head_dim - rotated + latent.value_dim) + 2 * latent.latent_rank + rotated
-    return 3 * query + max(latent.query_rank + max(query, latent.query_rank), made)
+    latent, heads = config.latent, config.num_heads
+    wide = heads * latent.row_width
+    before = latent.query_rank + max(latent.query_rank, query + wide)
+    own_row = latent.row_width + 2 * latent.latent_rank
+    mixed, values = heads * latent.latent_rank, heads * latent.value_dim
+    return max(before, wide + max(own_row, mixed), mixed + values)
 
 
 def _feed_forward_floats(config: ModelConfig) -> int:
@@ -89,6 +92,9 @@ def expert_exchange_bytes(config: ModelConfig) -> int:
 def shared_attention_bytes(config: ModelConfig, tokens: int, parts: int) -> int:
     """What attention of a step over the keys of several ranks takes beside: queries of all rows, their states of this
     rank's keys, and `parts` states of its own rows. In the end, all hidden states, as they came and in order."""
-    state = config.num_heads * (config.head_dim + 2)
-    attention = tokens * (config.num_heads * config.head_dim + state) + parts * state
+    query, value = config.head_dim, config.head_dim
+    if config.latent is not None:
+        query, value = config.latent.row_width, config.latent.latent_rank
+    state = config.num_heads * (value + 2)
+    attention = tokens * (config.num_heads * query + state) + parts * state
     return FLOAT_BYTES * max(attention, 2 * tokens * config.hidden_size)

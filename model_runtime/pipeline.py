@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch
-from model_runtime.kv_store import KVLayer
+from model_runtime.caches import Caches
 from model_runtime.memory_steps import FLOAT_BYTES
 from model_runtime.micro_batches import parts
 from model_runtime.models.decoder import Decoder
@@ -44,7 +44,7 @@ class Stage:
         """Whether the others come after it, and back to it."""
         return self._links.rank == 0
 
-    def begin(self, plan: StepPlan, batch: Batch, kv: list[KVLayer]) -> None:
+    def begin(self, plan: StepPlan, batch: Batch, kv: Caches) -> None:
         """Compute this stage's part of a step, and hand it on. Of the first stage it returns before others are done."""
         wanted_R = self._wanted(plan, batch)
         if self.is_first:
@@ -78,7 +78,7 @@ class Stage:
         while not self._links.fits([row_bytes * rows for rows in self._coming]):
             self._take()
 
-    def _outputs(self, batch: Batch, kv: list[KVLayer]) -> Iterator[Tensor]:
+    def _outputs(self, batch: Batch, kv: Caches) -> Iterator[Tensor]:
         """[T, C] of each part of the batch: of this rank's rows, or of the last stage of all."""
         for whole in parts(batch, self._links.size):
             part = self._sequences.divided(whole)

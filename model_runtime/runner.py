@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch, ImageRows, make_batch
+from model_runtime.caches import Caches, give_back
 from model_runtime.images import ImageStore
-from model_runtime.kv_store import KVLayer, give_back
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone
 from model_runtime.pipeline import Stage
@@ -33,7 +33,7 @@ SCORE_CHUNK = 64
 class LanguageModel(Protocol):
     """What the runner needs of a decoder (`models.decoder.Decoder`)."""
 
-    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: Batch, kv: Caches) -> Tensor:
         """Hidden states [T, C]; writes the step's keys and values to `kv`."""
         ...
 
@@ -47,7 +47,7 @@ class DraftModel:
     """What computes the steps that are `by_draft_model`."""
 
     model: LanguageModel
-    kv: list[KVLayer]
+    kv: Caches
     """Of the model's block numbers; the model's own where the draft model is its first layers."""
     states_SC: Tensor | None = None
     """The final norm's output of the model by slot, where the draft model goes on from that; of tokens that the model
@@ -76,7 +76,7 @@ class Runner:
     def __init__(
         self,
         model: LanguageModel,
-        kv: list[KVLayer],
+        kv: Caches,
         block_size: int,
         ops: Ops,
         images: ImageStore | None = None,

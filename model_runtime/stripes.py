@@ -19,6 +19,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch, ImageRows, KeyRanges, SharedRows
 from model_runtime.kv_store import KVLayer
+from model_runtime.latent_store import LatentLayer
 from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Ops, Scoring
 from model_runtime.parallel import Collectives
 
@@ -81,12 +82,13 @@ class SharedSequences:
         if self.stripes.size == 1:
             return ops
         attention, sharers = SharedAttention(ops, self._collectives, self.stripes), self._collectives
+        latent_attention = SharedLatentAttention(ops, self._collectives)
 
         def program(layers: Sequence[DenseLayer], ranks: Collectives, nobody: Collectives) -> LayerStack | None:
             assert nobody.size == 1, "sequences are divided twice"
             return ops.layer_program(layers, ranks, sharers)
 
-        return replace(ops, paged_attention=attention, layer_program=program)
+        return replace(ops, paged_attention=attention, latent_attention=latent_attention, layer_program=program)
 
 
 class SharedAttention:
@@ -97,19 +99,42 @@ class SharedAttention:
 
     def __call__(self, qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape, scoring: Scoring) -> Tensor:
         """[own T, H D] for this rank's rows."""
-        shared, size = batch.shared, self._stripes.size
+        shared = batch.shared
         assert shared is not None, "a step that is not divided"
-        counts = shared.counts_N.tolist()
-        query_TC = self._collectives.gather_rows(qkv_TE[:, : shape.num_heads * shape.head_dim], counts)
-        states_THX = self._ops.partial_attention(query_TC, kv, self._keys(shared, scoring), shape, scoring)
-        parts_HX = self._collectives.all_to_all(states_THX, [counts] * size)
-        states_NTHX = parts_HX.view(size, len(qkv_TE), *parts_HX.shape[1:])
+        query_TC = qkv_TE[:, : shape.num_heads * shape.head_dim]
+        all_TC = self._collectives.gather_rows(query_TC, shared.counts_N.tolist())
+        states_THX = self._ops.partial_attention(all_TC, kv, self._keys(shared, scoring), shape, scoring)
+        states_NTHX = _states_of_own_rows(states_THX, shared, self._collectives)
         if scoring.sinks_H is not None:
             states_NTHX = _with_sinks(states_NTHX, scoring.sinks_H)
         return self._ops.merge_attention(states_NTHX).to(qkv_TE.dtype)
 
     def _keys(self, shared: SharedRows, scoring: Scoring) -> KeyRanges:
         return replace(shared.keys, begins_T=self._stripes.before(scoring.begins(shared.positions_T)))
+
+
+class SharedLatentAttention:
+    """`Ops.latent_attention` of rows over the latent vectors of all ranks."""
+
+    def __init__(self, ops: Ops, collectives: Collectives) -> None:
+        self._ops, self._collectives = ops, collectives
+
+    def __call__(self, query_THX: Tensor, kv: LatentLayer, batch: Batch, scale: float) -> Tensor:
+        """[own T, H, L] for this rank's rows."""
+        shared = batch.shared
+        assert shared is not None, "a step that is not divided"
+        all_TX = self._collectives.gather_rows(query_THX.flatten(1), shared.counts_N.tolist())
+        all_THX = all_TX.view(len(all_TX), *query_THX.shape[1:])
+        states_THX = self._ops.partial_latent_attention(all_THX, kv, shared.keys, scale)
+        mixed_TC = self._ops.merge_attention(_states_of_own_rows(states_THX, shared, self._collectives))
+        return mixed_TC.view(*query_THX.shape[:2], kv.latent_rank).to(query_THX.dtype)
+
+
+def _states_of_own_rows(states_THX: Tensor, shared: SharedRows, collectives: Collectives) -> Tensor:
+    """[N, own T, H, X]: what each rank has made of this rank's rows, from what this one has made of all."""
+    counts = shared.counts_N.tolist()
+    parts_HX = collectives.all_to_all(states_THX, [counts] * collectives.size)
+    return parts_HX.view(collectives.size, counts[collectives.rank], *parts_HX.shape[1:])
 
 
 def _with_sinks(states_NTHX: Tensor, sinks_H: Tensor) -> Tensor:

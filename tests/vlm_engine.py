@@ -14,9 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from model_runtime.batch import Batch
+from model_runtime.caches import Caches
 from model_runtime.config import DeviceChoice, RuntimeConfig, RuntimeInfo
 from model_runtime.executor import load_executor
-from model_runtime.kv_store import KVLayer
 from model_runtime.runner import LanguageModel
 from scheduler.config import SchedulerConfig
 from scheduler.request import FinishReason, Request, SamplingParams, TokenLogprob
@@ -101,7 +101,7 @@ class _Recorder:
         self._decoder = decoder
         self.hidden_TC: list[Tensor] = []
 
-    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: Batch, kv: Caches) -> Tensor:
         """As the decoder."""
         hidden_TC = self._decoder.forward(batch, kv)
         self.hidden_TC.append(hidden_TC.clone())

@@ -10,13 +10,14 @@ import torch
 
 from model_runtime.align.measure import Precisions
 from model_runtime.batch import Batch, make_batch
+from model_runtime.caches import Caches, allocate_caches
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import RuntimeConfig
 from model_runtime.device import choose_device
 from model_runtime.device_batch import upload
 from model_runtime.graphs import block_size
 from model_runtime.host import usable_cores
-from model_runtime.kv_store import KVLayer, allocate, storage_type
+from model_runtime.kv_store import storage_type
 from model_runtime.models.decoder import Decoder
 from model_runtime.ops import describe, load_ops, set_threads
 from model_runtime.weights.load import Precision
@@ -47,18 +48,9 @@ class Product:
         integer_rows = self.decoder.parameters.integer_rows
         return Precisions(hidden=hidden, rows=torch.int16 if integer_rows else hidden, cache=self.kv_type)
 
-    def allocate(self, num_blocks: int) -> list[KVLayer]:
+    def allocate(self, num_blocks: int) -> Caches:
         """Caches of all layers."""
-        own = self.decoder.own
-        return allocate(
-            num_layers=own.num_layers,
-            num_blocks=num_blocks,
-            num_kv_heads=own.num_kv_heads,
-            head_dim=own.head_dim,
-            block_size=self.block_size,
-            dtype=self.kv_type,
-            device=self.device,
-        )
+        return allocate_caches(self.decoder.own, num_blocks, self.block_size, self.kv_type, self.device)
 
     def batch(self, plan: StepPlan) -> Batch:
         """On the device."""

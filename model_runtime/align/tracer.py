@@ -18,6 +18,7 @@ from model_runtime.align.places import Named, Part, input_kind, named_parameters
 from model_runtime.align.reference import Reference
 from model_runtime.batch import Batch
 from model_runtime.blocks.moe import MixtureOfExperts, route
+from model_runtime.caches import Caches
 from model_runtime.kv_store import KVLayer
 from model_runtime.models.decoder import Decoder, decoder_table
 from model_runtime.models.layer import EagerLayers, Layer
@@ -187,9 +188,7 @@ class _TracedLayers:
         traced.mlp = _TracedMixture(layer.mlp, name, self._recorder, decoder.collectives.size == 1)
         return traced
 
-    def run(
-        self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: list[KVLayer]
-    ) -> Tensor:
+    def run(self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: Caches) -> Tensor:
         for index in layers:
             number = self._traced.layer = self._first + index
             kind = "residual" if number else "embedding"

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kv.h"
 #include "layer_ops.h"
 #include "vec.h"
 
@@ -130,12 +131,6 @@ template <class T> Tile<T> tile_in_place(const Problem& p, const Item& item, int
         tile.next_key[panel] = keys + next.head * p.D * p.B + next.offset;
     }
     return tile;
-}
-
-template <class T> void expand(const T* from, int64_t count, float* to) {
-    int64_t i = 0;
-    for (; i + W <= count; i += W) store(to + i, load<vec>(from + i));
-    for (; i < count; i++) to[i] = load_one(from + i);
 }
 
 // function(position, its place, how many from there lie together) for the positions from `start` to `last`.

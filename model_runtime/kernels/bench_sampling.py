@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch, make_batch
+from model_runtime.caches import Caches
 from model_runtime.kernels.bench import best_seconds
-from model_runtime.kv_store import KVLayer
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import Ops
 from model_runtime.runner import Runner
@@ -70,7 +70,7 @@ class NoModel:
     def __init__(self, rows: int) -> None:
         self._hidden, self._logits = torch.randn(rows, HIDDEN), torch.randn(rows, VOCAB)
 
-    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: Batch, kv: Caches) -> Tensor:
         """The same for every batch."""
         return self._hidden
 

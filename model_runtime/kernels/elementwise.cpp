@@ -115,15 +115,6 @@ template <v8 activation(v8)> void gate_row(const float* gate, const float* up, i
 
 constexpr int64_t EXPONENTIAL = 4;  // plain operations that one costs
 
-// Rotate the channel pairs of one head: pair i is (first[i * step], second[i * step]).
-INLINE void rotate(float* first, float* second, int64_t step, const float* cos, const float* sin, int64_t half) {
-    for (int64_t i = 0; i < half; i++) {
-        const float a = first[i * step], b = second[i * step];
-        first[i * step] = fused(a, cos[i], -(b * sin[i]));
-        second[i * step] = fused(b, cos[i], a * sin[i]);
-    }
-}
-
 // Keys [G][D], then values, to their slot.
 void store_token(const KVLayer& kv, const float* keys, int64_t slot, int64_t G, int64_t D, int64_t B) {
     const int64_t block = slot / B, offset = slot % B;

@@ -1,4 +1,5 @@
-// How numbers are stored in the KV cache (`KVLayer` in layer_ops.h); `kv_store.py` says what an int8 number means.
+// How numbers are stored in the KV cache (`KVLayer` in layer_ops.h); `kv_store.py` says what an int8 number means. And
+// how they are rotated before.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,23 @@ template <class Function> void with_storage(int64_t storage, Function function) 
     if (storage == 1) function(bf16());
     if (storage == 2) function(fp16());
     if (storage == 3) function(int8_t());
+}
+
+// Rotate the channel pairs of one head: pair i is (first[i * step], second[i * step]).
+INLINE void rotate(float* first, float* second, int64_t step, const float* cos, const float* sin, int64_t half) {
+    for (int64_t i = 0; i < half; i++) {
+        const float a = first[i * step], b = second[i * step];
+        first[i * step] = fused(a, cos[i], -(b * sin[i]));
+        second[i * step] = fused(b, cos[i], a * sin[i]);
+    }
+}
+
+// Numbers of a storage type to float32.
+template <class T> void expand(const T* from, int64_t count, float* to) {
+    constexpr int64_t W = sizeof(vec) / 4;
+    int64_t i = 0;
+    for (; i + W <= count; i += W) store(to + i, load<vec>(from + i));
+    for (; i < count; i++) to[i] = load_one(from + i);
 }
 
 // Eight numbers to a storage type, rounded to nearest even.

@@ -35,6 +35,9 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "merge_attention": (None, (P, N, N, N, P)),
     "short_conv": (N, (P, P, P, P, P, P, N, N, N, N, N, P, P)),
     "delta_rule": (N, (P, P, P, P, P, P, P, N, N, N, N, N, N, N, N, P, P)),
+    "linear_heads": (None, (P, N, N, P, N, P, N, N, N, N, N, N)),
+    "rope_and_cache_latent": (N, (P, P, P, P, N, N, N, P, P, P, P, N, N, N, N, N, N)),
+    "latent_attention": (N, (P, P, P, N, P, P, P, P, P, P, N, N, N, N, N, F)),
     "workspace": (N, (P, N, N)),
     "shared_workspace": (N, (P, N, P)),
     "run_layers": (N, (P, P, N, P, P)),
@@ -70,6 +73,9 @@ class Library:
     merge_attention: Callable[..., Any]
     short_conv: Callable[..., Any]
     delta_rule: Callable[..., Any]
+    linear_heads: Callable[..., Any]
+    rope_and_cache_latent: Callable[..., Any]
+    latent_attention: Callable[..., Any]
     workspace: Callable[..., Any]
     shared_workspace: Callable[..., Any]
     run_layers: Callable[..., Any]

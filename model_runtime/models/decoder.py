@@ -15,7 +15,7 @@ from model_runtime.batch import Batch, ImageRows
 from model_runtime.blocks.expert_exchange import ExpertExchange
 from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.blocks.rope import Rotations, rope_table
-from model_runtime.kv_store import KVLayer
+from model_runtime.caches import Caches
 from model_runtime.models.layer import Layer, layer_stack, layer_table, wide_norm_table
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives
@@ -82,12 +82,12 @@ class Decoder:
         self.norm_C = parameters.vectors["norm"]
         self.head = self.embedding if config.tie_word_embeddings else parameters.matrices.get("head")
 
-    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: Batch, kv: Caches) -> Tensor:
         """[T, C]: the last layer's output, of its stage, before the final norm. Writes the step's keys and values to
         `kv`, which has one entry a layer."""
         return self.forward_through(batch, kv, len(self.layers))
 
-    def forward_through(self, batch: Batch, kv: list[KVLayer], num_layers: int) -> Tensor:
+    def forward_through(self, batch: Batch, kv: Caches, num_layers: int) -> Tensor:
         """[T, C]: the output of layer `num_layers` - 1; later ones are not run."""
         x_TC = self._embedded(batch)
         batch, rope = self.rotations.of_step(batch)
@@ -101,7 +101,7 @@ class Decoder:
             done = end
         return x_TC
 
-    def forward_from(self, x_TC: Tensor, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward_from(self, x_TC: Tensor, batch: Batch, kv: Caches) -> Tensor:
         """[T, C]: as `forward`, of a later stage, from the output of the layer before; may change x_TC."""
         assert not batch.images, "features of images come in where tokens do"
         batch, rope = self.rotations.of_step(batch)

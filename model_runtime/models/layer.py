@@ -17,7 +17,7 @@ from model_runtime.blocks.expert_exchange import ExpertExchange
 from model_runtime.blocks.mla import LatentAttentionBlock, latent_attention_table
 from model_runtime.blocks.mlp import MLP, mlp_table
 from model_runtime.blocks.moe import MixtureOfExperts, moe_table
-from model_runtime.kv_store import KVLayer
+from model_runtime.caches import Caches, LayerCache, keys_and_values, latents
 from model_runtime.ops.registry import DenseLayer, LayerStack, Ops, RopeTable
 from model_runtime.own_block import FeedForwardBlock
 from model_runtime.parallel import Alone, Collectives
@@ -99,14 +99,20 @@ class Layer:
             self.mlp = MLP(config, f"{name}.mlp", parameters)
         self.mlp_result_norm_C = vectors.get(f"{name}.mlp_result_norm")
 
-    def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:
+    def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: LayerCache) -> Tensor:
         """[T, C] -> [T, C]; may change x_TC."""
         rows_TC = self._normed(ops, x_TC, self.attention_norm_C)
-        x_TC += self._summed(ops, self.attention.forward(ops, rows_TC, rope, batch, kv), self.attention_result_norm_C)
+        x_TC += self._summed(ops, self._attended(ops, rows_TC, rope, batch, kv), self.attention_result_norm_C)
         if not self.parallel:
             rows_TC = self._normed(ops, x_TC, self.mlp_norm_C)
         x_TC += self._summed(ops, self.mlp.forward(ops, rows_TC), self.mlp_result_norm_C)
         return x_TC
+
+    def _attended(self, ops: Ops, rows_TC: Tensor, rope: RopeTable, batch: Batch, kv: LayerCache) -> Tensor:
+        """[T, C]: attention over what the layer keeps."""
+        if isinstance(self.attention, LatentAttentionBlock):
+            return self.attention.forward(ops, rows_TC, rope, batch, latents(kv))
+        return self.attention.forward(ops, rows_TC, rope, batch, keys_and_values(kv))
 
     def dense(self) -> DenseLayer | None:
         """The layer as data, if it is of the dense kind."""
@@ -152,9 +158,7 @@ class EagerLayers:
     def __init__(self, ops: Ops, layers: Sequence[Layer]) -> None:
         self._ops, self._layers = ops, layers
 
-    def run(
-        self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: list[KVLayer]
-    ) -> Tensor:
+    def run(self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: Caches) -> Tensor:
         """[T, C] -> [T, C]; may change x_TC."""
         assert len(kv) == len(self._layers), f"{len(kv)} caches for {len(self._layers)} layers"
         for index in layers:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch
-from model_runtime.kv_store import KVLayer
+from model_runtime.caches import Caches
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.layer import Layer, layer_table, wide_norm_table
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table
@@ -46,7 +46,7 @@ class NextTokenLayer:
         self._head_norm_C = parameters.vectors["shared_head.norm"]
         self._joined = parameters.linear("eh_proj")
 
-    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: Batch, kv: Caches) -> Tensor:
         """[T, C]. The batch has at each position the token that follows there."""
         x_TC = self._entering(batch)
         batch, rope = self._decoder.rotations.of_step(batch)

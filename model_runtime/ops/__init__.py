@@ -10,9 +10,11 @@ from model_runtime.kernels.library import library
 from model_runtime.ops import (  # noqa: F401  they register them
     cpu,
     cpu_attention,
+    cpu_latent,
     cpu_sampling,
     cuda,
     delta,
+    latent,
     matrices,
     program,
     reference,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch
+from model_runtime.caches import Caches, keys_and_values
 from model_runtime.kernels.library import library
-from model_runtime.kv_store import KVLayer
 from model_runtime.ops.cpu import assert_plain, storage
 from model_runtime.ops.cpu_attention import growth_pointer, kv_arguments, norms_whole_rows, sight, sinks_pointer
 from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Linear, RopeTable, register
@@ -147,12 +147,10 @@ class LayerProgram:
         self._ranks, self._sharers, self._layers = ranks, sharers, tuple(layers)
         """Holds the memory that `_structures` point to."""
         self._structures = (CLayer * len(layers))(*(_layer(layer) for layer in layers))
-        self._kv: list[KVLayer] = []
+        self._kv: Caches = []
         self._caches = (CKVLayer * 0)()
 
-    def run(
-        self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: list[KVLayer]
-    ) -> Tensor:
+    def run(self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: Caches) -> Tensor:
         """[T, C] -> [T, C], in place. Numbers from the batch that index memory are checked."""
         num_tokens = batch.num_tokens
         assert x_TC.shape == (num_tokens, self._structures[0].output.N), f"hidden states are {tuple(x_TC.shape)}"
@@ -196,13 +194,13 @@ class LayerProgram:
         structure = addressof(sharers.structure)
         return CSharedRows(structure, rows.counts_N.data_ptr(), rows.positions_T.data_ptr(), groups)
 
-    def _bind(self, kv: list[KVLayer], block_size: int) -> None:
+    def _bind(self, kv: Caches, block_size: int) -> None:
         """Take the addresses of a KV cache unless they are known: the runner has one, whose tensors stay."""
         if kv is self._kv:
             return
         assert len(kv) == len(self._layers), f"{len(kv)} caches for {len(self._layers)} layers"
         caches = (
-            CKVLayer(*kv_arguments(cache, block_size, layer.shape), cache.key_NHDB.shape[0] * block_size)
+            CKVLayer(*kv_arguments(keys_and_values(cache), block_size, layer.shape), cache.num_blocks * block_size)
             for cache, layer in zip(kv, self._layers, strict=True)
         )
         self._kv, self._caches = kv, (CKVLayer * len(kv))(*caches)

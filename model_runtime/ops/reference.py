@@ -61,7 +61,7 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
     cos_T1R2 = rope.cos_PR2[batch.rope_rows_T][:, None].to(wide_type(qkv_TE.dtype))
     sin_T1R2 = rope.sin_PR2[batch.rope_rows_T][:, None].to(wide_type(qkv_TE.dtype))
     for heads in (query_THD, key_TGD):
-        _rotate(heads, cos_T1R2, sin_T1R2, rope.interleaved)
+        rotate(heads, cos_T1R2, sin_T1R2, rope.interleaved)
     if rope.growth_P is not None:
         query_THD *= rope.growth_P[batch.rope_rows_T, None, None]
     block_T, offset_T = batch.slots_T // batch.block_size, batch.slots_T % batch.block_size
@@ -85,8 +85,8 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         rows = slice(starts[s], starts[s + 1])
         blocks = batch.block_tables[tables[s] : tables[s + 1]]
         key_GDL, value_GLD = _gather(kv, blocks, kv_len)
-        hidden_QL = _hidden(batch, rows, kv_len, scoring)
-        out_THD[rows] = _attend(query_THD[rows], key_GDL, value_GLD, hidden_QL, scoring, sinks_H)
+        hidden_QL = hidden_keys(batch, rows, kv_len, scoring)
+        out_THD[rows] = attend(query_THD[rows], key_GDL, value_GLD, hidden_QL, scoring, sinks_H)
     return out_THD[:, before : before + shape.num_heads].flatten(1)
 
 
@@ -106,7 +106,7 @@ def partial_attention(query_TC: Tensor, kv: KVLayer, ranges: KeyRanges, shape: H
         key_L = torch.arange(kv_len, device=query_TC.device)
         hidden_QL = (key_L < ranges.begins_T[rows, None]) | (key_L >= ranges.ends_T[rows, None])
         if kv_len and len(hidden_QL):
-            states_THX[rows] = _state(query_THD[rows], key_GDL, value_GLD, hidden_QL, scoring)
+            states_THX[rows] = state_of_keys(query_THD[rows], key_GDL, value_GLD, hidden_QL, scoring)
     return states_THX[:, before : before + shape.num_heads].contiguous()
 
 
@@ -176,7 +176,7 @@ def split_heads(qkv_TE: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tenso
     return heads[:, : shape.num_heads], heads[:, shape.num_heads : first_value], heads[:, first_value:]
 
 
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
     """Rotate channel pairs (2i, 2i + 1) or (i, i + R / 2) of [T, heads, D] in place by the angles of [T, 1, R / 2]."""
     half = cos.shape[-1]
     if interleaved:
@@ -198,7 +198,7 @@ def _gather(kv: KVLayer, blocks: Tensor, kv_len: int) -> tuple[Tensor, Tensor]:
     return key_GDL, value_NHBD.transpose(0, 1).flatten(1, 2)[:, :kv_len]
 
 
-def _hidden(batch: Batch, rows: slice, num_keys: int, scoring: Scoring) -> Tensor:
+def hidden_keys(batch: Batch, rows: slice, num_keys: int, scoring: Scoring) -> Tensor:
     """[Q, L] bool: true where a query does not see a key."""
     position_Q = batch.positions_T[rows]
     begin_Q, end_Q = scoring.begins(position_Q), position_Q + 1
@@ -226,7 +226,7 @@ def _mixed(weights_HQL: Tensor, value_GLD: Tensor) -> Tensor:
     return mixed_GxD.view(num_heads, num_queries, -1)
 
 
-def _state(query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, hidden_QL: Tensor, scoring: Scoring) -> Tensor:
+def state_of_keys(query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, hidden_QL: Tensor, scoring: Scoring) -> Tensor:
     """[Q, H, D + 2]: see `partial_attention`."""
     scores_HQL = _scores(query_QHD, key_GDL, hidden_QL, scoring)
     largest_HQ1 = scores_HQL.amax(dim=-1, keepdim=True)
@@ -235,7 +235,7 @@ def _state(query_QHD: Tensor, key_GDL: Tensor, value_GLD: Tensor, hidden_QL: Ten
     return torch.cat(parts, dim=-1).transpose(0, 1)
 
 
-def _attend(
+def attend(
     query_QHD: Tensor,
     key_GDL: Tensor,
     value_GLD: Tensor,

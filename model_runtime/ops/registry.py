@@ -7,7 +7,8 @@ and worker processes.
 
 Legend: T tokens, K input features, N output features, H query heads, G key/value heads, D channels of a head,
 E = (H + 2 G) D, F intermediate features, P positions of the rope table, R rotated channels; N rows of logits,
-V vocabulary. Of a delta rule: G query and key heads of K channels, H value heads of V channels.
+V vocabulary. Of a delta rule: G query and key heads of K channels, H value heads of V channels. X numbers of a row of
+latent attention, of which the first L are the latent vector.
 """
 
 from array import array
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch, KeyRanges, Runs
+from model_runtime.caches import Caches
 from model_runtime.kv_store import KVLayer
+from model_runtime.latent_store import LatentLayer
 from model_runtime.parallel import Collectives
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.state_store import StateLayer
@@ -164,9 +167,7 @@ class DenseLayer:
 class LayerStack(Protocol):
     """The layers of a decoder, ready to run."""
 
-    def run(
-        self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: list[KVLayer]
-    ) -> Tensor:
+    def run(self, x_TC: Tensor, layers: range, ropes: tuple[RopeTable, RopeTable], batch: Batch, kv: Caches) -> Tensor:
         """[T, C] -> [T, C] through some layers in order; may change x_TC. `ropes` are the step's table and that of the
         layers with other rotations; `kv` has an entry for every layer of the decoder and is never changed."""
         ...
@@ -204,6 +205,18 @@ class Ops:
     """(queries [T, H D], kv, ranges, shape, scoring) -> states [T, H, D + 2] of attention over those keys, whatever the
     window: values weighted by exp(score - largest score), the largest score, and the sum of the weights, which is 0
     without keys."""
+    linear_heads: Callable[[Tensor, PackedWeight, Tensor], None]
+    """(x [T, H, K], weight [H N, K], out [T, H, N]): out = x @ weight.T of each head with its own N rows, as `linear`
+    computes it. `out` may be a part of wider rows."""
+    rope_and_cache_latent: Callable[[Tensor, Tensor, RopeTable, Batch, LatentLayer], None]
+    """(queries [T, H, X], rows [T, X], rope, batch, kv): rotate the last channels of queries and rows in place, write
+    rows to the slots."""
+    latent_attention: Callable[[Tensor, LatentLayer, Batch, float], Tensor]
+    """(queries [T, H, X], kv, batch, scale) -> [T, H, L]: causal softmax attention over the rows of the own sequence,
+    which are keys of all heads, and in their first L numbers values."""
+    partial_latent_attention: Callable[[Tensor, LatentLayer, KeyRanges, float], Tensor]
+    """(queries [T, H, X], kv, ranges, scale) -> states [T, H, L + 2], as `partial_attention` has them; ranges begin
+    with the first key."""
     merge_attention: Callable[[Tensor], Tensor]
     """States [N, T, H, D + 2] of N parts of the keys -> [T, H D]: attention over all, merged in the order of parts."""
     silu_mul: Callable[[Tensor], Tensor]

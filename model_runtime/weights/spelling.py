@@ -14,6 +14,7 @@ from model_runtime.models.family import Family
 from model_runtime.models.packages import family_named
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.latent_heads import latent_heads
 from model_runtime.weights.source import Index, StoredTensor, TensorSource
 from model_runtime.weights.stacks import unstacked
 
@@ -33,7 +34,7 @@ def plain_source(source: TensorSource, config: ModelConfig) -> TensorSource:
         if twice := sorted(parts.keys() & names.keys()):
             raise CheckpointError(f"the checkpoint holds {twice[0]} twice, as {names[twice[0]][0]} and as {key}")
         names |= {plain: (key, part) for plain, part in parts.items()}
-    return {plain: _rows(source[key], rows) for plain, (key, rows) in names.items()}
+    return latent_heads({plain: _rows(source[key], rows) for plain, (key, rows) in names.items()}, config)
 
 
 def _rows(tensor: StoredTensor, rows: slice) -> StoredTensor:

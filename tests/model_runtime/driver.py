@@ -6,9 +6,9 @@ from math import nan
 
 import torch
 
+from model_runtime.caches import LayerCache, allocate_caches
 from model_runtime.checkpoint import LoadedModel
 from model_runtime.draft import FirstLayers, next_token_model
-from model_runtime.kv_store import KVLayer, allocate
 from model_runtime.ops import load_ops
 from model_runtime.runner import DraftModel, Runner
 from model_runtime.weights.table import Parameters
@@ -32,16 +32,8 @@ class Outcome:
     pooled: bytes = b""
 
 
-def _cache(model: LoadedModel, config: SchedulerConfig, num_blocks: int, kv_type: torch.dtype) -> list[KVLayer]:
-    kv = allocate(
-        num_layers=model.config.num_layers,
-        num_blocks=num_blocks,
-        num_kv_heads=model.config.num_kv_heads,
-        head_dim=model.config.head_dim,
-        block_size=config.block_size,
-        dtype=kv_type,
-        device=torch.device("cpu"),
-    )
+def _cache(model: LoadedModel, config: SchedulerConfig, num_blocks: int, kv_type: torch.dtype) -> list[LayerCache]:
+    kv = allocate_caches(model.config, num_blocks, config.block_size, kv_type, torch.device("cpu"))
     fill_with_nan(kv)
     return kv
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch, make_batch
+from model_runtime.caches import Caches
 from model_runtime.kernels.build import BuildError
 from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer, allocate, quantise
@@ -106,16 +107,11 @@ def kv_cache(shape: HeadShape, num_blocks: int, block_size: int, dtype: torch.dt
     return kv[0]
 
 
-def fill_with_nan(layers: list[KVLayer]) -> None:
+def fill_with_nan(layers: Caches) -> None:
     """Every number, or of int8 every scale."""
     for layer in layers:
-        if layer.scales_NH2B is None:
-            layer.key_NHDB.fill_(float("nan"))
-            layer.value_NHBD.fill_(float("nan"))
-        else:
-            layer.key_NHDB.fill_(100)
-            layer.value_NHBD.fill_(100)
-            layer.scales_NH2B.fill_(float("nan"))
+        for pool in layer.pools:
+            pool.fill_(float("nan") if pool.is_floating_point() else 100)
 
 
 def as_double(kv: KVLayer) -> KVLayer:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import make_batch
-from model_runtime.kv_store import allocate
+from model_runtime.caches import allocate_caches
 from model_runtime.models.decoder import Decoder
 from scheduler.plan import SampleRows, ScoreRows, StepPlan, ints
 
@@ -25,15 +25,7 @@ class PagedRun:
     ) -> None:
         config = decoder.own
         self.decoder, self.block_size = decoder, block_size
-        self.kv = allocate(
-            num_layers=config.num_layers,
-            num_blocks=num_blocks,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=block_size,
-            dtype=kv_type,
-            device=DEVICE,
-        )
+        self.kv = allocate_caches(config, num_blocks, block_size, kv_type, DEVICE)
         self.free = list(range(num_blocks))
         random.Random(0).shuffle(self.free)
         self.lengths: dict[int, int] = {}

@@ -211,8 +211,8 @@ def test_kimi_vl_is_kimi_under_other_names(tmp_path: Path) -> None:
     ],
 )
 def test_activations_are_as_planned(tmp_path: Path, overrides: dict[str, object]) -> None:
-    """The largest sum of living tensors in a step is what memory was planned for, within 10 %: queries, keys and
-    values, or an expert that all tokens choose."""
+    """The largest sum of living tensors in a step is what memory was planned for, within 10 %: short vectors, queries
+    and mixed latents, or an expert that all tokens choose."""
     make_model(overrides).save_pretrained(tmp_path)
     decoder = load_model(tmp_path, load_ops(DEVICE, "auto"), DEVICE, lambda fraction: None).decoder
     (prompt,), run = prompts_of((200,)), PagedRun(decoder)

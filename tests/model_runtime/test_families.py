@@ -13,8 +13,8 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.blocks.moe import MixtureOfExperts
+from model_runtime.caches import Caches
 from model_runtime.checkpoint import load_model
-from model_runtime.kv_store import KVLayer
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.layer import EagerLayers
 from model_runtime.ops import load_ops
@@ -95,7 +95,7 @@ class Stages:
         self.logits, self._count = self._first.logits, len(self._first.layers)
         self.own = replace(self._first.own, num_layers=self._count + len(self._last.layers))
 
-    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: Batch, kv: Caches) -> Tensor:
         """[T, C]"""
         x_TC = self._first.forward(batch, kv[: self._count])
         return self._last.forward_from(x_TC, batch, kv[self._count :])

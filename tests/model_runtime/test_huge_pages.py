@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_runtime.caches import give_back
 from model_runtime.huge_pages import HUGE_PAGE, huge_empty
-from model_runtime.kv_store import allocate, give_back
+from model_runtime.kv_store import allocate
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

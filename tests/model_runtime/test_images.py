@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch, ImageRows, make_batch
+from model_runtime.caches import Caches
 from model_runtime.images import ImageStore, TowerKernels
-from model_runtime.kv_store import KVLayer
 from model_runtime.memory_images import encode_bytes
 from model_runtime.ops import load_ops
 from model_runtime.parallel import Alone, Collectives
@@ -233,7 +233,7 @@ class Recorder:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
 
-    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: Batch, kv: Caches) -> Tensor:
         self.batches.append(batch)
         return torch.zeros(batch.num_tokens, 1)
 

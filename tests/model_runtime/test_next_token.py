@@ -16,7 +16,6 @@ from model_runtime.checkpoint import LoadedModel, load_model, load_next_token_la
 from model_runtime.config import RuntimeConfig
 from model_runtime.draft import next_token_model
 from model_runtime.executor import load_executor
-from model_runtime.memory_caches import bytes_per_block
 from model_runtime.opening import open_checkpoint
 from model_runtime.ops import load_ops
 from model_runtime.runner import Runner
@@ -173,7 +172,7 @@ def test_what_it_takes(case: Case) -> None:
         case.folder, runtime, replace(scheduler, speculative_config=MTP), lambda stage, done: None
     ).info
     assert drafting.weight_bytes == plain.weight_bytes + case.layer.num_bytes
-    keys = bytes_per_block(1, 4, 24, 16, torch.float32)
+    keys = 16 * (24 + 8) * 4
     assert drafting.kv_bytes == plain.kv_bytes + 20 * (keys + 16 * 64 * 4)
     assert 0.1 < drafting.draft_cost < 0.6
 

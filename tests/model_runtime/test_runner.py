@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch
+from model_runtime.caches import Caches
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops import load_ops
 from model_runtime.runner import SCORE_CHUNK, Runner
@@ -27,9 +28,9 @@ class Successor:
     def __init__(self) -> None:
         self.logit_rows: list[int] = []
         self.batches: list[Batch] = []
-        self.kv: list[KVLayer] = []
+        self.kv: Caches = []
 
-    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: Batch, kv: Caches) -> Tensor:
         self.batches.append(batch)
         self.kv = kv
         return batch.token_ids_T[:, None].float()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch
-from model_runtime.kv_store import KVLayer
+from model_runtime.caches import Caches
 from model_runtime.ops import load_ops
 from model_runtime.runner import Runner
 from scheduler.config import SchedulerConfig
@@ -31,7 +31,7 @@ CRITICAL = 30.58
 class Chain:
     """The next token depends on the last one alone."""
 
-    def forward(self, batch: Batch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: Batch, kv: Caches) -> Tensor:
         return batch.token_ids_T[:, None]
 
     def logits(self, hidden_RC: Tensor) -> Tensor:

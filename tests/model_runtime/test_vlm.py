@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from model_runtime.batch import ImageRows, make_batch
+from model_runtime.caches import allocate_caches
 from model_runtime.checkpoint import load_model
 from model_runtime.device_batch import upload
 from model_runtime.images import ImageStore
-from model_runtime.kv_store import allocate
 from model_runtime.ops.registry import select
 from scheduler.config import SchedulerConfig
 from scheduler.plan import SampleRows, ScoreRows, StepPlan, ints
@@ -150,10 +150,7 @@ def test_images_and_text_meet_on_one_device(case: Case) -> None:
         score=ScoreRows(),
     )
     rows = ImageRows(start=0, embeddings_NC=features.embeddings_NO, deepstack_NC=features.deepstack_NO)
-    heads = {"num_kv_heads": model.config.num_kv_heads, "head_dim": model.config.head_dim}
-    kv = allocate(
-        num_layers=model.config.num_layers, num_blocks=1, block_size=256, dtype=torch.bfloat16, device=device, **heads
-    )
+    kv = allocate_caches(model.config, 1, 256, torch.bfloat16, device)
     batch = make_batch(plan, 256, images=(rows,))
     if model.config.experts is None:  # whose router asks who has tokens
         assert model.decoder.forward(upload(batch, device), kv).device == device

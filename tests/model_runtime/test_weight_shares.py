@@ -20,6 +20,7 @@ from model_runtime.weights.json_file import read_json
 from model_runtime.weights.load import EXACT, Precision, load_parameters
 from model_runtime.weights.safetensors_source import FileTensor, read_safetensors
 from model_runtime.weights.source import Index, TensorSource
+from model_runtime.weights.spelling import plain_source
 from model_runtime.weights.table import Parameter, Parameters
 from tests.checkpoints import make_checkpoint, make_model
 from tests.model_runtime import deepseek
@@ -32,7 +33,8 @@ INTEGERS = Precision(integer_rows=True)
 
 
 def folder(path: Path) -> tuple[ModelConfig, TensorSource]:
-    return read_hf_config(read_json(path / "config.json"), None), read_safetensors(path)
+    config = read_hf_config(read_json(path / "config.json"), None)
+    return config, plain_source(read_safetensors(path), config)
 
 
 def file(path: Path) -> tuple[ModelConfig, TensorSource]:
