@@ -184,6 +184,8 @@ class RuntimeInfo:
     block_size: int
     weight_bytes: int
     kv_bytes: int
+    step_bytes: int = 0
+    """Planned for temporary tensors of the largest step."""
     max_num_batched_tokens: int
     """Tokens of a step at most: as configured, or more where an image's embeddings must fit beside the other
     sequences."""

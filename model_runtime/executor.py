@@ -28,6 +28,7 @@ from model_runtime.images import ImageStore
 from model_runtime.kv_store import storage_type
 from model_runtime.leading import OtherRanks
 from model_runtime.memory import PlanError, PoolSize
+from model_runtime.memory_meter import MemoryMeter, StepWatch, log_loaded
 from model_runtime.memory_steps import step_tokens
 from model_runtime.opening import open_checkpoint
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
@@ -48,8 +49,10 @@ from scheduler.plan import StepPlan, StepResult
 class Executor:
     """Runs the steps that the scheduler plans, with the other ranks if there are any."""
 
-    def __init__(self, runner: Runner, info: RuntimeInfo, others: OtherRanks | None = None) -> None:
-        self._runner, self._others = runner, others
+    def __init__(
+        self, runner: Runner, info: RuntimeInfo, others: OtherRanks | None = None, watch: StepWatch | None = None
+    ) -> None:
+        self._runner, self._others, self._watch = runner, others, watch
         self._begun: deque[Begun | StepResult] = deque()
         self.info = info
         """Facts of the loaded model and its KV pool."""
@@ -62,13 +65,18 @@ class Executor:
     def begin(self, plan: StepPlan) -> None:
         """As much of a step as there is to do before other stages of a pipeline have done their part;
         `info.steps_in_flight` may have begun and not ended."""
+        if self._watch is not None:
+            self._watch.begins(plan)
         with nullcontext() if self._others is None else self._others.begin(plan):
             self._begun.append(self._runner.begin(plan))
 
     def end(self) -> StepResult:
         """The result of the step that began first."""
         with nullcontext() if self._others is None else self._others.end():
-            return self._runner.end(self._begun.popleft())
+            result = self._runner.end(self._begun.popleft())
+        if self._watch is not None:
+            self._watch.ends()
+        return result
 
     @property
     def ranks(self) -> tuple[RankStats, ...]:
@@ -86,7 +94,8 @@ def load_executor(
     """`load_runner`, as the engine wants it. `place` is that of rank 0 where there are several, which it waits for; so
     long `progress` is called too."""
     if place is None:
-        return Executor(*load_runner(model_path, runtime, scheduler, progress))
+        runner, info = load_runner(model_path, runtime, scheduler, progress)
+        return Executor(runner, info, watch=StepWatch(MemoryMeter(torch.device(runtime.device)), info))
     silence = SILENCE_SECONDS if place.region is None else inf  # the supervisor watches those of this machine
     followers = Followers(place.endpoints, runtime.collective_timeout, silence)
     device = choose_device(runtime.device)
@@ -96,8 +105,9 @@ def load_executor(
         ranks_here=place.ranks_here,
         agree=partial(followers.agree, wait=lambda: progress("waiting for the other ranks", 1.0)),
     )
-    loaded = load_runner(model_path, runtime, scheduler, progress, ranks)
-    return Executor(*loaded, OtherRanks(followers, ranks.mesh, loaded[0]))
+    runner, info = load_runner(model_path, runtime, scheduler, progress, ranks)
+    others = OtherRanks(followers, ranks.mesh, runner)
+    return Executor(runner, info, others, StepWatch(MemoryMeter(device), info))
 
 
 def load_runner(
@@ -120,8 +130,9 @@ def load_runner(
     progress("preparing kernels", 0.0)
     plain_ops = load_ops(device, runtime.kernels)
     ops = sequences.ops(plain_ops)
-    layout, opened = ranks.mesh.layout, open_checkpoint(model_path)
+    layout, opened, meter = ranks.mesh.layout, open_checkpoint(model_path), MemoryMeter(device)
     needs, pool = plan_rank(opened, layout, runtime, scheduler, device, plain_ops, budget)
+    before = meter.used()
     precision = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
     model = load_model(
         opened,
@@ -142,7 +153,9 @@ def load_runner(
     info = _agreed(info, likeness(model, runtime, scheduler), ranks)
     if part is NO_DRAFT:
         info = replace(info, steps_in_flight=layout.pipeline_size)
-    return _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh, sequences), info
+    runner = _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh, sequences)
+    log_loaded(layout.rank, needs.weight_bytes, info.weight_bytes, meter.used() - before, info)
+    return runner, info
 
 
 def refused_ranks(count: int, device_type: str) -> str:
@@ -240,6 +253,7 @@ def _info(
         block_size=needs.block_tokens,
         weight_bytes=model.weight_bytes + draft.weight_bytes,
         kv_bytes=pool.num_blocks * needs.block_bytes,
+        step_bytes=needs.largest_step,
         max_num_batched_tokens=step_tokens(config, scheduler),
         bytes_per_embedding=0 if images is None else embedding_bytes(config),
         max_image_pixels=needs.max_image_pixels,

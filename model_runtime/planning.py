@@ -93,7 +93,7 @@ class RankNeeds:
     position_bytes: int
     """Of tables, for each position of the longest sequence."""
     step: int
-    """Temporary tensors of the largest step."""
+    """Temporary tensors of the largest step, beside those that encode images."""
     images: ImageMemory | None
     max_image_pixels: int
     exchange: int
@@ -105,6 +105,11 @@ class RankNeeds:
     def weight_bytes(self) -> int:
         """Of decoder, image side and draft model."""
         return self.weights.total + sum(self.vision.values()) + self.draft_weights
+
+    @property
+    def largest_step(self) -> int:
+        """Temporary tensors at most: images are encoded before a step's tokens are computed."""
+        return self.step if self.images is None else max(self.step, self.images.encode)
 
     def pool(self, runtime: RuntimeConfig, scheduler: SchedulerConfig, budget: int) -> PoolSize:
         """The pool in what is left of a budget. Raises PlanError where there is no room for one sequence."""

@@ -88,11 +88,7 @@ class Fit:
     def without_kv(self, needs: RankNeeds) -> int:
         """Bytes that a rank takes beside keys and values."""
         images = 0 if needs.images is None else needs.images.cache
-        return needs.weight_bytes + needs.exchange + images + self.step(needs) + self.tables(needs)
-
-    def step(self, needs: RankNeeds) -> int:
-        """Of the largest step; images are encoded before it."""
-        return max(needs.step, 0 if needs.images is None else needs.images.encode)
+        return needs.weight_bytes + needs.exchange + images + needs.largest_step + self.tables(needs)
 
     def tables(self, needs: RankNeeds) -> int:
         """Of rotations."""

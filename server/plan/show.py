@@ -108,7 +108,7 @@ def parts(fit: Fit) -> dict[str, int]:
     """What the fullest rank takes, by part."""
     needs = fit.fullest
     found: dict[str, int] = dict([*needs.weights.parts.items(), *needs.vision.items()])
-    found |= {"rotations": fit.tables(needs), "keys and values": fit.kv(needs), "largest step": fit.step(needs)}
+    found |= {"rotations": fit.tables(needs), "keys and values": fit.kv(needs), "largest step": needs.largest_step}
     if needs.images is not None:
         found["encoded images"] = needs.images.cache
     if needs.exchange:
@@ -221,7 +221,7 @@ def _candidate_json(candidate: Candidate, devices: Devices, asked: Asked) -> Map
         "block_tokens": fit.fullest.block_tokens,
         "fullest_rank": {"rank": fit.fullest.layout.rank, "parts": parts(fit)},
         "ranks": [
-            {"rank": needs.layout.rank, "weights": needs.weight_bytes, "kv": fit.kv(needs), "step": fit.step(needs)}
+            {"rank": needs.layout.rank, "weights": needs.weight_bytes, "kv": fit.kv(needs), "step": needs.largest_step}
             for needs in fit.ranks
         ],
         "prefill_tokens_per_second": None if speed is None else speed.prefill,
