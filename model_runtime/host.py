@@ -3,6 +3,7 @@ of the API process (threads for images) and of the engine (threads to compute, m
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -79,3 +80,11 @@ def _core_quotas(root: Path, own: Path) -> list[int]:
         if len(pair) == 2 and pair[0] > 0:
             quotas.append(-(-pair[0] // pair[1]))
     return quotas
+
+
+def anonymous_bytes(pid: int | Literal["self"]) -> int:
+    """Memory of a process that is no file's. Raises OSError, ValueError where the system does not tell."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("smaps_rollup has no line 'Anonymous:'")

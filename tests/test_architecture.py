@@ -34,6 +34,7 @@ RUNTIME_USERS = {
     "server/structured_bench.py",
     "server/quality_command.py",
     "server/validate/machine.py",
+    "server/validate/context_process.py",
     "server/align/command.py",
     "server/align/report.py",
     "server/plan/candidates.py",

@@ -20,7 +20,7 @@ from rich.console import Console
 from loadtest.conditions import surroundings
 from server.models import resolve_model
 from server.options import OptionError
-from server.validate import answers, curves, document, images, preemption, soak
+from server.validate import answers, context, curves, document, images, preemption, soak
 from server.validate import state as state_file
 from server.validate.asking import Refused
 from server.validate.gate import LOG, Gate
@@ -40,6 +40,7 @@ RUN: Mapping[str, Callable[[Gate], StageResult]] = MappingProxyType(
         "images": images.run,
         "curves": curves.run,
         "preemption": preemption.run,
+        "context": context.run,
         "soak": soak.run,
     }
 )

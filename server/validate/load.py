@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
+from model_runtime.host import anonymous_bytes
 from server.validate.memory_slope import Life
-from server.validate.serving import anonymous_bytes
 
 CLIENTS = 8
 ABORTED = 0.2

@@ -104,11 +104,3 @@ def _end(process: "subprocess.Popen[str]") -> None:
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
-
-
-def anonymous_bytes(pid: int) -> int:
-    """Memory of a process that is no file's. Raises OSError, ValueError where the system does not tell."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Anonymous:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError("smaps_rollup has no line 'Anonymous:'")

@@ -15,6 +15,7 @@ STAGES: Mapping[str, str] = {
     "images": "images",
     "curves": "latency and throughput",
     "preemption": "sequences that lose their memory",
+    "context": "long context",
     "soak": "soak",
 }
 """The stages in the order in which they run, and what they are called in the report."""
@@ -30,6 +31,9 @@ class Effort:
     curve_seconds: float
     input_lengths: tuple[int, ...]
     concurrencies: tuple[int, ...]
+    context_tokens: int
+    context_seconds: float
+    needle_lengths: tuple[int, ...]
     soak_seconds: float
 
 
@@ -50,6 +54,9 @@ USUAL = Effort(
     curve_seconds=120.0,
     input_lengths=(128, 512, 2048),
     concurrencies=(1, 4, 16),
+    context_tokens=2**20,
+    context_seconds=90.0,
+    needle_lengths=(512, 2048),
     soak_seconds=120.0,
 )
 QUICK = Effort(
@@ -58,6 +65,9 @@ QUICK = Effort(
     curve_seconds=20.0,
     input_lengths=(128,),
     concurrencies=(1, 4),
+    context_tokens=2048,
+    context_seconds=15.0,
+    needle_lengths=(512,),
     soak_seconds=20.0,
 )
 MOST_SOAK_MINUTES = 7 * 24 * 60.0
