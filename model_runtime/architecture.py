@@ -92,6 +92,8 @@ class Experts:
     num_groups: int
     num_chosen_groups: int
     """Groups of experts that a token's experts are chosen from."""
+    best_of_group: int
+    """A group is as good as so many of its experts together, the best ones."""
     intermediate_size: int
     """Of one expert."""
     shared_size: int

@@ -25,7 +25,8 @@ def with_experts(read: ModelConfig, config: Json, family: Family) -> ModelConfig
 def _experts(config: Json, keys: ExpertKeys, num_layers: int) -> Experts:
     num_experts = integer(config, next((key for key in keys.counts if key in config), keys.counts[0]))
     num_chosen, size = integer(config, "num_experts_per_tok"), integer(config, keys.size)
-    num_groups, num_chosen_groups = _groups(config, num_experts, num_chosen) if keys.grouped else (1, 1)
+    best_of_group = _best_of_group(config, keys)
+    num_groups, num_chosen_groups = _groups(config, num_experts, num_chosen, best_of_group) if best_of_group else (1, 1)
     if num_chosen > num_experts:
         fail("num_experts_per_tok", num_chosen, f"at most {num_experts}, the number of experts")
     return Experts(
@@ -36,6 +37,7 @@ def _experts(config: Json, keys: ExpertKeys, num_layers: int) -> Experts:
         choice_bias=keys.choice_bias,
         num_groups=num_groups,
         num_chosen_groups=num_chosen_groups,
+        best_of_group=max(1, best_of_group),
         intermediate_size=size,
         shared_size=_shared_size(config, keys, size),
         shared_gate=keys.shared == "by_size",
@@ -76,12 +78,23 @@ def _layers(config: Json, key: str) -> list[int]:
     return listed
 
 
-def _groups(config: Json, num_experts: int, num_chosen: int) -> tuple[int, int]:
-    """(groups, those of them that a token's experts are chosen from)."""
+def _best_of_group(config: Json, keys: ExpertKeys) -> int:
+    """How many of its experts make a group good; 0: there are no groups."""
+    if keys.groups != "by_method":
+        return 2 if keys.groups == "two_best" else 0
+    methods = {"greedy": 0, "group_limited_greedy": 1}
+    method = value_of(config, "topk_method")
+    if not isinstance(method, str) or method not in methods:
+        fail("topk_method", method, " or ".join(map(repr, methods)))
+    return methods[method]
+
+
+def _groups(config: Json, num_experts: int, num_chosen: int, least: int) -> tuple[int, int]:
+    """(groups, those of them that a token's experts are chosen from); a group has at least so many experts."""
     num_groups, num_chosen_groups = integer(config, "n_group"), integer(config, "topk_group")
     per_group = num_experts // num_groups
-    if per_group < 2 or num_experts % num_groups:
-        raise CheckpointError(f"config.json: {num_experts} experts do not make {num_groups} groups of 2 or more")
+    if per_group < least or num_experts % num_groups:
+        raise CheckpointError(f"config.json: {num_experts} experts do not make {num_groups} groups of {least} or more")
     if num_chosen_groups > num_groups or num_chosen > num_chosen_groups * per_group:
         raise CheckpointError(
             f"config.json: {num_chosen} experts cannot be chosen from {num_chosen_groups} of {num_groups} groups of "

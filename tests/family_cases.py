@@ -165,6 +165,20 @@ def glm4_moe(draw: random.Random) -> Overrides:
     return glm(draw) | groups | weights | dense
 
 
+def deepseek_v2(draw: random.Random) -> Overrides:
+    heads = {"head_dim": None, "num_key_value_heads": 4, "attention_bias": draw.choice((False, True))}
+    sizes = {"qk_rope_head_dim": 8, "qk_nope_head_dim": draw.choice((8, 20)), "v_head_dim": draw.choice((12, 40))}
+    ranks = {"kv_lora_rank": draw.choice((16, 24)), "q_lora_rank": draw.choice((None, 40))}
+    choice = draw.choice(
+        ({"topk_method": "greedy"}, {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2})
+    )
+    mixture = {"n_routed_experts": 6, "n_shared_experts": draw.choice((1, 2)), "routed_scaling_factor": 1.7}
+    mscales = draw.choice(({}, {"mscale": 1.0, "mscale_all_dim": 0.7}, {"mscale": 0.7, "mscale_all_dim": 0.7}))
+    parameters = rope(draw)
+    rotations = {"rope_parameters": parameters | (mscales if parameters["rope_type"] == "yarn" else {})}
+    return heads | sizes | ranks | choice | mixture | rotations | {"first_k_dense_replace": draw.choice((0, 1, 2))}
+
+
 def gpt_oss(draw: random.Random) -> Overrides:
     yarn = {"factor": 4.0, "original_max_position_embeddings": 32, "truncate": draw.choice((False, True))}
     rotations = draw.choice((rope(draw), {"rope_type": "yarn", "rope_theta": 10000.0} | yarn))
@@ -180,6 +194,7 @@ def minimax_m2(draw: random.Random) -> Overrides:
 DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "cohere": (plain, cohere),
     "cohere2": (plain, layer_types, cohere),
+    "deepseek_v2": (plain, experts("n_routed_experts"), deepseek_v2),
     "exaone4": (plain, exaone4),
     "gemma2": (plain, gemma2),
     "glm": (plain, glm),

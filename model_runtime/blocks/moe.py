@@ -93,10 +93,9 @@ def route(ops: Ops, logits_TN: Tensor, choice_bias_N: Tensor | None, experts: Ex
 
 
 def _in_best_groups(choice_TN: Tensor, experts: Experts) -> Tensor:
-    """[T, N]: -inf for experts outside of the best groups, a group being as good as its best two experts together."""
+    """[T, N]: -inf for experts outside of the best groups, a group being as good as its best experts together."""
     choice_TGM = choice_TN.view(-1, experts.num_groups, experts.num_experts // experts.num_groups)
-    best_TG2 = choice_TGM.topk(2, dim=-1).values
-    group_TG = best_TG2[..., 0] + best_TG2[..., 1]
+    group_TG = _row_sum(choice_TGM.topk(experts.best_of_group, dim=-1).values.flatten(0, 1)).view(choice_TGM.shape[:2])
     chosen_TJ = group_TG.topk(experts.num_chosen_groups, dim=-1).indices
     out_of_choice_TG = torch.ones_like(group_TG, dtype=torch.bool).scatter_(1, chosen_TJ, False)
     return choice_TGM.masked_fill(out_of_choice_TG[..., None], -torch.inf).flatten(1)

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 
 from model_runtime.models.families_dense import DENSE
 from model_runtime.models.families_experts import MIXTURES
+from model_runtime.models.families_latent import LATENT
 from model_runtime.models.families_mixed import MIXED
 from model_runtime.models.family import Family, sizes
 
 FAMILIES: Mapping[str, Family] = {
     **DENSE,
+    **LATENT,
     **MIXTURES,
     **MIXED,
     "llama": Family(

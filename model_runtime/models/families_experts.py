@@ -3,46 +3,12 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from model_runtime.models.families_latent import DEEPSEEK_V3
 from model_runtime.models.family import ExpertKeys, Family, sizes
-
-DEEPSEEK_V3 = Family(
-    is_latent=True,
-    experts=ExpertKeys(
-        router="sigmoid",
-        choice_bias=True,
-        counts=("n_routed_experts",),
-        grouped=True,
-        scale="routed_scaling_factor",
-        shared="by_count",
-        dense="first",
-    ),
-    draft_keys=("num_nextn_predict_layers",),
-    refused={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-    sizes=sizes(129280, 7168, 18432, 61, 128, 4096)
-    | {
-        "first_k_dense_replace": 3,
-        "kv_lora_rank": 512,
-        "moe_intermediate_size": 2048,
-        "n_group": 8,
-        "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
-        "num_key_value_heads": 128,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "routed_scaling_factor": 2.5,
-        "topk_group": 4,
-        "v_head_dim": 128,
-    },
-    defaults={"eos_token_id": 1, "norm_topk_prob": True, "num_nextn_predict_layers": 1, "rope_interleave": True},
-)
-"""Also what Kimi K2 is, which names itself apart."""
 
 MIXTRAL_NAMES = MappingProxyType({"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"})
 
 MIXTURES: Mapping[str, Family] = {
-    "deepseek_v3": DEEPSEEK_V3,
     "glm4_moe": Family(
         qkv_bias="attention_bias",
         qk_norm="head",
@@ -94,7 +60,6 @@ MIXTURES: Mapping[str, Family] = {
             "swiglu_limit": 7.0,
         },
     ),
-    "kimi_k2": DEEPSEEK_V3,
     "minimax_m2": Family(
         qk_norm="row",
         partial_rotary=True,

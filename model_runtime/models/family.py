@@ -28,8 +28,9 @@ class ExpertKeys:
     """Keys of the number of experts, of which the first that is there counts; defaults are under the last."""
     size: str = "moe_intermediate_size"
     renormalise: bool | str = "norm_topk_prob"
-    grouped: bool = False
-    """`n_group` and `topk_group` are read."""
+    groups: Literal["none", "two_best", "by_method"] = "none"
+    """Whether experts are chosen from the best groups, as `n_group` and `topk_group` say. two_best: a group is as good
+    as its two best experts together; by_method: as its best, if `topk_method` is group_limited_greedy."""
     scale: str = ""
     shared: Literal["none", "one", "by_count", "by_size"] = "none"
     """How large the block beside the experts is. one: like an expert; by_count: `n_shared_experts` of them; by_size:

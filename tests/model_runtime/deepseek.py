@@ -46,6 +46,7 @@ EXPERTS = Experts(
     choice_bias=True,
     num_groups=4,
     num_chosen_groups=2,
+    best_of_group=2,
     intermediate_size=8,
     shared_size=8,
     shared_gate=False,

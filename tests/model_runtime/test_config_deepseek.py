@@ -38,6 +38,59 @@ def test_config_in_the_spelling_of_published_files() -> None:
     assert (found.experts.num_experts, found.experts.shared_size, found.experts.dense_layers) == (12, 24, (0,))
 
 
+def test_deepseek_v2_in_the_spelling_of_published_files() -> None:
+    """V2 chooses from the best groups by their best expert, V2-Lite from all and makes queries at once."""
+    yarn = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+    lite: dict[str, object] = {
+        "model_type": "deepseek_v2",
+        "vocab_size": 102400,
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "n_shared_experts": 2,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 6,
+        "routed_scaling_factor": 1.0,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "topk_method": "greedy",
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_layer_freq": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": False,
+        "scoring_func": "softmax",
+        "aux_loss_alpha": 0.001,
+        "seq_aux": True,
+        "max_position_embeddings": 163840,
+        "rope_theta": 10000,
+        "rope_scaling": yarn | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        "attention_bias": False,
+    }
+    found = read_hf_config(lite, None)
+    assert found.latent == LatentAttention(query_rank=0, latent_rank=512, shared_dim=64, value_dim=128, bias=False)
+    assert (found.head_dim, found.rope.interleaved, found.rope.attention_factor) == (192, True, 1.0)
+    assert found.attention_scale == pytest.approx(192**-0.5 * (0.0707 * math.log(40) + 1) ** 2)
+    assert found.experts is not None and found.experts.num_groups == 1
+    groups = {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3, "q_lora_rank": 1536}
+    experts = read_hf_config(lite | groups | {"routed_scaling_factor": 16.0}, None).experts
+    assert experts is not None and (experts.num_groups, experts.num_chosen_groups) == (8, 3)
+    assert (experts.best_of_group, experts.renormalise, experts.scale, experts.shared_size) == (1, False, 16.0, 2816)
+    for wrong, message in (
+        ({"topk_method": "noaux_tc"}, "topk_method must be 'greedy' or 'group_limited_greedy', not 'noaux_tc'"),
+        ({"norm_topk_prob": True}, "norm_topk_prob must be False, not True"),
+        ({"mlp_bias": True}, "mlp_bias must be False, not True"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            read_hf_config(lite | wrong, None)
+
+
 def test_layers_with_experts() -> None:
     """All but every second, and those that are listed."""
     file: dict[str, object] = {"model_type": "qwen3_moe", "num_hidden_layers": 5, "decoder_sparse_step": 2}
