@@ -32,6 +32,8 @@ class MatrixScheme:
     """Integers have no zero points."""
     zero_offset: int = 0
     """What has to be added to a stored zero point."""
+    any_order: bool = False
+    """Columns that share a scale may stand anywhere in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +206,7 @@ def _gptq(found: Json) -> Quantization:
         block=(1, _group_size(found, "group_size")),
         symmetric=flag({"sym": True, **found}, "sym"),
         zero_offset=0 if is_second else 1,
+        any_order=flag({"desc_act": False, **found}, "desc_act"),
     )
     return Quantization(groups=((("Linear",), scheme),))
 
@@ -285,5 +288,7 @@ def _compressed_group(where: str, group: Json, usual: object) -> tuple[tuple[str
         case _:
             block = (1, integer(weights, "group_size"))
     symmetric = flag({"symmetric": True, **weights}, "symmetric")
-    scheme = MatrixScheme(layout=layout, bits=int(str(kind[2])), block=block, symmetric=symmetric)
+    any_order = weights.get("actorder") in ("group", "dynamic")
+    bits = int(str(kind[2]))
+    scheme = MatrixScheme(layout=layout, bits=bits, block=block, symmetric=symmetric, any_order=any_order)
     return _strings(f"{where}.targets", group, "targets"), scheme

@@ -33,7 +33,10 @@ def format_of(scheme: MatrixScheme, num_columns: int) -> QuantizedFormat | None:
         kept = "q4_0" if scheme.symmetric else "q4_z"
     elif scheme.symmetric:
         kept = "q8_0"
-    if kept is None or num_columns % FORMS[kept].numbers or (shared < num_columns and shared % FORMS[kept].numbers):
+    if kept is None or scheme.any_order:
+        return None
+    span = FORMS[kept].numbers
+    if num_columns % span or (shared < num_columns and shared % span):
         return None
     return kept
 
@@ -83,19 +86,19 @@ class Scales:
 
 
 class Kept:
-    """A matrix in the file's order of which rows are asked for that are columns there: to read some means to read all,
-    which stay between two readings, but not after the last rows."""
+    """A matrix of a file of which columns are asked for a few at a time: to read some means to read all, which stay
+    between two readings, but not after the last ones."""
 
-    def __init__(self, read_columns: Callable[[slice], Tensor], num_rows: int) -> None:
-        """`read_columns` gives all rows of some columns."""
-        self._read, self._num_rows = read_columns, num_rows
+    def __init__(self, read_rows: Callable[[slice], Tensor], num_columns: int) -> None:
+        """`read_rows` gives all columns of some rows."""
+        self._read, self._num_columns = read_rows, num_columns
         self._last: tuple[slice, Tensor] | None = None
 
-    def rows(self, rows: slice, columns: slice) -> Tensor:
-        """Some of the rows."""
-        if self._last is None or self._last[0] != columns:
-            self._last = columns, self._read(columns)
-        found = self._last[1][rows]
-        if rows.stop == self._num_rows:
+    def part(self, rows: slice, columns: slice) -> Tensor:
+        """Not to be written to."""
+        if self._last is None or self._last[0] != rows:
+            self._last = rows, self._read(rows)
+        found = self._last[1][:, columns]
+        if columns.stop == self._num_columns:
             self._last = None
         return found

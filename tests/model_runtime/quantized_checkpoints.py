@@ -21,6 +21,8 @@ SIZES: dict[str, object] = {
     "num_key_value_heads": 2,
     "head_dim": 64,
 }
+SMALLER = 0.25
+"""Weights by which a matrix of this width neither lets its input grow nor what was rounded in it: about 1 / sqrt(K)."""
 Stored = tuple[dict[str, Tensor], Tensor]
 """Tensors of a module by the endings of their keys, and the matrix that they stand for."""
 
@@ -37,7 +39,7 @@ def make_quantized(
     tensors = load_file(folder / "model.safetensors")
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            stored = store(name, module.weight.detach())
+            stored = store(name, module.weight.detach() * SMALLER)
             if stored is not None:
                 del tensors[f"{name}.weight"]
                 tensors |= {f"{name}.{ending}": tensor.contiguous() for ending, tensor in stored[0].items()}
@@ -60,3 +62,73 @@ def fp8_blocks(weight: Tensor, block: tuple[int, int], ending: str = "weight_sca
             numbers[place] = (weight[place] / scales[i, j]).to(torch.float8_e4m3fn)
             expanded[place] = numbers[place].float() * scales[i, j]
     return {"weight": numbers, ending: scales}, expanded
+
+
+def grouped(weight: Tensor, bits: int, group: int, symmetric: bool, dtype: torch.dtype = torch.float16) -> list[Tensor]:
+    """Codes [N, K] from 0, scales [N, G], zero points [N, G], and the matrix that they stand for."""
+    rows, columns = weight.shape
+    blocks = weight.view(rows, -1, group or columns)
+    most, middle = 2**bits - 1, 2 ** (bits - 1)
+    if symmetric:
+        scales = blocks.abs().amax(-1) / (middle - 1)
+        zeros = torch.full_like(scales, middle)
+    else:
+        low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
+        scales = (high - low) / most
+        zeros = (-low / scales).round()
+    scales = scales.to(dtype)
+    codes = (blocks / scales.float()[..., None] + zeros[..., None]).round().clamp(0, most)
+    expanded = ((codes - zeros[..., None]) * scales.float()[..., None]).view(rows, columns)
+    return [codes.int().view(rows, columns), scales, zeros.int(), expanded]
+
+
+def words_of(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """int32 along the last dimension, `order` says which of the neighbours comes at which place, lowest first."""
+    per_word = 32 // bits
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % per_word)).long()
+    words = torch.zeros(*padded.shape[:-1], padded.shape[-1] // per_word, dtype=torch.long)
+    for place in range(per_word):
+        words |= padded[..., place if order is None else order[place] :: per_word] << (bits * place)
+    return torch.where(words >= 2**31, words - 2**32, words).int()
+
+
+def packed(weight: Tensor, bits: int, group: int, symmetric: bool) -> Stored:
+    """compressed-tensors, pack-quantized."""
+    codes, scales, zeros, expanded = grouped(weight, bits, group, symmetric, torch.bfloat16)
+    tensors = {
+        "weight_packed": words_of(codes, bits),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    return tensors | ({} if symmetric else {"weight_zero_point": words_of(zeros.T, bits).T}), expanded
+
+
+def plain_integers(weight: Tensor, group: int, symmetric: bool) -> Stored:
+    """compressed-tensors, int-quantized."""
+    codes, scales, zeros, expanded = grouped(weight, 8, group, symmetric, torch.float32)
+    tensors = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales}
+    return tensors | ({} if symmetric else {"weight_zero_point": (zeros - 128).to(torch.int8)}), expanded
+
+
+def awq(weight: Tensor, group: int) -> Stored:
+    """AutoAWQ, gemm."""
+    codes, scales, zeros, expanded = grouped(weight, 4, group, symmetric=False)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    tensors = {"qweight": words_of(codes.T, 4, order), "qzeros": words_of(zeros.T, 4, order), "scales": scales.T}
+    return tensors, expanded
+
+
+def gptq(weight: Tensor, bits: int, group: int, symmetric: bool, version: int, order: Tensor | None = None) -> Stored:
+    """Groups are of columns in `order`, which is what desc_act means."""
+    columns = torch.arange(weight.shape[1]) if order is None else order
+    codes, scales, zeros, expanded = grouped(weight[:, columns], bits, group, symmetric)
+    back = columns.argsort()
+    group_of = (torch.arange(weight.shape[1]) // (group or weight.shape[1]))[back]
+    stored_zeros = (zeros - int(version == 1)) % 2**bits
+    tensors = {
+        "qweight": words_of(codes[:, back], bits).T,
+        "qzeros": words_of(stored_zeros.T, bits),
+        "scales": scales.T,
+        "g_idx": group_of.int(),
+    }
+    return tensors, expanded[:, back]

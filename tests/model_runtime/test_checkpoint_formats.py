@@ -21,7 +21,15 @@ from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.load import Precision
 from tests.model_runtime.paged import DEVICE, PagedRun
-from tests.model_runtime.quantized_checkpoints import Stored, fp8_blocks, make_quantized
+from tests.model_runtime.quantized_checkpoints import (
+    Stored,
+    awq,
+    fp8_blocks,
+    gptq,
+    make_quantized,
+    packed,
+    plain_integers,
+)
 from tests.model_runtime.ranks import on_threads
 from tests.model_runtime.test_alignment import random_prompts, reference_logits
 
@@ -68,11 +76,59 @@ class Fp8(Case):
         return tensors | ({"input_scale": torch.tensor(0.01)} if self.static else {}), expanded
 
 
+@dataclass(frozen=True)
+class Integers(Case):
+    group: int = 0
+    symmetric: bool = True
+    number_bits: int = 4
+
+    def pack(self, weight: Tensor) -> Stored:
+        return packed(weight, self.number_bits, self.group, self.symmetric)
+
+
+class Plain(Integers):
+    def pack(self, weight: Tensor) -> Stored:
+        return plain_integers(weight, self.group, self.symmetric)
+
+
+class Awq(Integers):
+    def pack(self, weight: Tensor) -> Stored:
+        return awq(weight, self.group)
+
+
+@dataclass(frozen=True)
+class Gptq(Integers):
+    version: int = 1
+    in_order: bool = True
+
+    def pack(self, weight: Tensor) -> Stored:
+        order = None if self.in_order else weight.abs().sum(0).argsort(descending=True)
+        return gptq(weight, self.number_bits, self.group, self.symmetric, self.version, order)
+
+
+def weights(bits: int, group: int, *, symmetric: bool = True) -> dict[str, object]:
+    found = {"num_bits": bits, "type": "int", "symmetric": symmetric, "dynamic": False, "group_size": group or None}
+    return found | {"strategy": "group" if group else "channel", "actorder": None, "observer": "minmax"}
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True, "damp_percent": 0.1}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
 CASES: dict[str, Case] = {
     "fp8_blocks": Fp8(FP8 | {"weight_block_size": [128, 128]}, 8.25, (128, 128), "weight_scale_inv"),
     "fp8_tensor": Fp8(FP8 | {"activation_scheme": "static"}, 8.25, static=True),
     "fp8_channel": Fp8(compressed("float-quantized", FLOAT8 | {"strategy": "channel"}), 8.25, (1, 0)),
+    "packed_4": Integers(compressed("pack-quantized", weights(4, 128)), 4.5, 128),
+    "packed_4_zeros": Integers(compressed("pack-quantized", weights(4, 32, symmetric=False)), 5.0, 32, False),
+    "packed_8": Integers(compressed("pack-quantized", weights(8, 0)), 8.5, 0, True, 8),
+    "int_8": Plain(compressed("int-quantized", weights(8, 0)), 8.5),
+    "int_8_zeros": Plain(compressed("naive-quantized", weights(8, 64, symmetric=False)), 16, 64, False),
+    "awq": Awq(AWQ, 5.0, 128, False),
+    "gptq": Gptq(GPTQ, 4.5, 128),
+    "gptq_zeros": Gptq(GPTQ | {"sym": False, "group_size": 32}, 5.0, 32, False),
+    "gptq_second": Gptq(GPTQ | {"sym": False, "checkpoint_format": "gptq_v2"}, 5.0, 128, False, 4, 2),
+    "gptq_8": Gptq(GPTQ | {"bits": 8, "group_size": -1}, 8.5, 0, True, 8),
+    "gptq_any_order": Gptq(GPTQ | {"desc_act": True}, 16, 128, True, 4, 1, False),
 }
 
 
@@ -111,11 +167,55 @@ def test_logits_and_memory(tmp_path: Path, name: str) -> None:
         assert planned_bytes(opened) == loaded.weight_bytes
 
 
+def changed(folder: Path, change: dict[str, Tensor | None]) -> None:
+    tensors: dict[str, Tensor | None] = {**load_file(folder / "model.safetensors"), **change}
+    save_file({key: tensor for key, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+
+MODULE = "model.layers.1.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("packed_4", {f"{MODULE}.weight_scale": None}, f"missing is {MODULE}.weight_scale"),
+        ("packed_4", {f"{MODULE}.weight_scale": torch.ones(256, 2)}, "has shape [256, 2]; the blocks make it [256, 3]"),
+        ("packed_4_zeros", {f"{MODULE}.weight_zero_point": None}, f"missing is {MODULE}.weight_zero_point"),
+        ("packed_4", {f"{MODULE}.weight_scale": torch.full((256, 3), 1e6)}, "has numbers beyond those of float16"),
+        ("packed_4", {f"{MODULE}.weight_scale": torch.full((256, 3), math.nan)}, f"in {MODULE}.weight_scale (model"),
+        ("gptq", {f"{MODULE}.qzeros": torch.zeros(3, 32, dtype=torch.int32)}, "has zero points; quantization_config"),
+        ("gptq_second", {f"{MODULE}.qzeros": torch.zeros(3, 31, dtype=torch.int32)}, "the format needs int32 [3, 32]"),
+        ("gptq", {f"{MODULE}.g_idx": torch.zeros(384, dtype=torch.int32)}, "its columns are not in groups of 128"),
+        ("fp8_blocks", {f"{MODULE}.weight_scale_inv": None}, f"{MODULE}.weight is no matrix with one of"),
+        ("fp8_blocks", {f"{MODULE}.weight": torch.zeros(256, 384, dtype=torch.int8)}, "config.json says fp8 of it"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, name: str, change: dict[str, Tensor | None], words: str) -> None:
+    make_quantized(tmp_path, CASES[name].store, CASES[name].config)
+    changed(tmp_path, change)
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        load(tmp_path)
+
+
+def test_a_module_that_is_ignored_must_hold_floats(tmp_path: Path) -> None:
+    case = CASES["packed_4"]
+    make_quantized(tmp_path, case.store, case.config | {"ignore": ["lm_head", MODULE]})
+    with pytest.raises(
+        CheckpointError, match=r"down_proj\.weight_packed is stored as int32; config\.json says floats of it"
+    ):
+        load(tmp_path)
+
+
+def test_scales_of_a_cache_are_not_needed(tmp_path: Path) -> None:
+    make_quantized(tmp_path, CASES["fp8_tensor"].store, CASES["fp8_tensor"].config)
+    changed(tmp_path, {"model.layers.0.self_attn.k_proj.k_scale": torch.ones(1)})
+    assert load(tmp_path).config.num_layers == 2
+
+
 def test_a_number_that_is_none_is_refused(tmp_path: Path) -> None:
     make_quantized(tmp_path, CASES["fp8_channel"].store, CASES["fp8_channel"].config)
-    tensors = load_file(tmp_path / "model.safetensors")
-    key = "model.layers.1.mlp.down_proj.weight"
-    tensors[key][3, 5] = math.nan
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=re.escape(f"in {key} (model.safetensors)")):
+    numbers = load_file(tmp_path / "model.safetensors")[f"{MODULE}.weight"]
+    numbers[3, 5] = math.nan
+    changed(tmp_path, {f"{MODULE}.weight": numbers})
+    with pytest.raises(CheckpointError, match=re.escape(f"in {MODULE}.weight (model.safetensors)")):
         load(tmp_path)
