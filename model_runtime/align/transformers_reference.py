@@ -184,6 +184,8 @@ class _Watcher:
         num_experts = self._config.experts.num_experts
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if len(args) != 3:  # Llama 4 weighs what experts take
+                return
             _, expert_LK, weight_LK = args
             weights_LN = weight_LK.new_zeros(len(expert_LK), num_experts)
             self._hooks.output(f"{path}.routing.out", weights_LN.scatter_(1, expert_LK, weight_LK))
@@ -245,6 +247,6 @@ def reference_of(path: Path, dtype: Literal["float32", "float16", "bfloat16"]) -
     if not path.is_dir():
         raise CheckpointError(f"transformers reads folders, and {path} is none; give --reference a file")
     config = open_checkpoint(path).config
-    lengths = lengths_for(config.sliding_windows, config.max_position)
+    lengths = lengths_for((*config.sliding_windows, *config.attention_chunks), config.max_position)
     prompts = seeded_prompts(lengths, config.vocab_size)
     return run_transformers(load_transformers(path, DTYPES[dtype]), config, prompts, DTYPES[dtype])

@@ -50,5 +50,5 @@ def make_aligned(folder: Path, family: str, seed: int) -> Aligned:
     """Of a random model of a family."""
     model = make_random_model(folder, family, seed)
     config = model_runtime.opening.open_checkpoint(folder).config
-    prompts = seeded_prompts(lengths_for(config.sliding_windows, config.max_position), config.vocab_size)
+    prompts = seeded_prompts(lengths_for((*config.sliding_windows, *config.attention_chunks), config.max_position), config.vocab_size)
     return Aligned(folder, run_transformers(model, config, prompts, torch.float32))
