@@ -20,6 +20,7 @@ from model_runtime.batch import Batch
 from model_runtime.blocks.moe import MixtureOfExperts, route
 from model_runtime.caches import Caches
 from model_runtime.kv_store import KVLayer
+from model_runtime.latent_store import LatentLayer
 from model_runtime.models.decoder import Decoder, decoder_table
 from model_runtime.models.layer import EagerLayers, Layer
 from model_runtime.ops.reference import split_heads
@@ -78,6 +79,7 @@ class TracedOps:
         self._names = _by_identity(decoder.parameters, named_parameters(table, decoder.share))
         if decoder.head is not None:
             self._names[id(decoder.head)] = _head(decoder)
+        self._share = decoder.share
         head_dim, share = decoder.config.head_dim, decoder.share
         self._heads = tuple(part.of(part.total * head_dim) for part in (share.heads, share.kv_heads))
         """Columns of the queries and keys of all ranks that this one has."""
@@ -92,6 +94,7 @@ class TracedOps:
             layer_norm=self._norm("layer_norm", self._ops.layer_norm),
             qk_norm=self._qk_norm,
             rope_and_cache=self._rope_and_cache,
+            rope_and_cache_latent=self._rope_and_cache_latent,
             layer_program=lambda layers, collectives, sharers: None,
         )
 
@@ -135,9 +138,22 @@ class TracedOps:
         name = f"layers.{self.layer}.self_attn"
         self._take_heads(qkv_TE, shape, [f"{name}.q_rope", f"{name}.k_rope"], "rope")
         if self._recorder.is_forced:
-            ones, zeros = torch.ones_like(rope.cos_PR2), torch.zeros_like(rope.sin_PR2)
-            still = replace(rope, cos_PR2=ones, sin_PR2=zeros, growth_P=None)
-            self._ops.rope_and_cache(qkv_TE, still, batch, kv, shape)
+            self._ops.rope_and_cache(qkv_TE, _still(rope), batch, kv, shape)
+
+    def _rope_and_cache_latent(
+        self, query_THX: Tensor, row_TX: Tensor, rope: RopeTable, batch: Batch, kv: LatentLayer
+    ) -> None:
+        """Of the channels that all heads share."""
+        self._ops.rope_and_cache_latent(query_THX, row_TX, rope, batch, kv)
+        shared = row_TX.shape[1] - kv.latent_rank
+        there = (self._share.heads.of(self._share.heads.total * shared), slice(None))
+        for rows_THX, name, columns in zip((query_THX, row_TX[:, None]), ("q_rope", "k_rope"), there, strict=True):
+            path, shared_THR = f"layers.{self.layer}.self_attn.{name}", rows_THX[..., -shared:]
+            flat_TX = shared_THR.flatten(1).clone()
+            self._recorder.take(f"{path}.out", flat_TX, "rope", f"rope of {path}", columns)
+            shared_THR.copy_(flat_TX.view(shared_THR.shape))
+        if self._recorder.is_forced:
+            self._ops.rope_and_cache_latent(query_THX, row_TX, _still(rope), batch, kv)
 
     def _take_heads(self, qkv_TE: Tensor, shape: HeadShape, paths: Sequence[str | None], kind: str) -> None:
         """Queries and keys."""
@@ -145,6 +161,12 @@ class TracedOps:
             if path is not None:
                 columns_TX = heads_THD.view(len(heads_THD), -1)
                 self._recorder.take(f"{path}.out", columns_TX, kind, f"{kind} of {path}", there)
+
+
+def _still(rope: RopeTable) -> RopeTable:
+    """One that changes nothing."""
+    ones, zeros = torch.ones_like(rope.cos_PR2), torch.zeros_like(rope.sin_PR2)
+    return replace(rope, cos_PR2=ones, sin_PR2=zeros, growth_P=None)
 
 
 class _TracedMixture:

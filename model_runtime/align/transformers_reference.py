@@ -200,13 +200,30 @@ class _Watcher:
 
         def watched(module: nn.Module, query: Tensor, key: Tensor, *args: Any, **rest: Any) -> Any:
             path = paths[id(module)]
-            if layer_of(f"{path}.") is not None and config.latent is None:
-                hooks.output(f"{path}.q_rope.out", query.transpose(1, 2))
-                hooks.output(f"{path}.k_rope.out", key.transpose(1, 2))
+            if layer_of(f"{path}.") is not None:
+                turned = query, key
+                if config.latent is not None:
+                    as_halves = _swaps(module)
+                    width = config.latent.shared_dim
+                    turned = _shared(query, width, as_halves), _shared(key[:, :1], width, as_halves)
+                for side, heads in zip("qk", turned, strict=True):
+                    hooks.output(f"{path}.{side}_rope.out", heads.transpose(1, 2))
             return inner(module, query, key, *args, **rest)
 
         setattr(file, _ATTENTION, watched)
         return lambda: setattr(file, _ATTENTION, inner)
+
+
+def _shared(heads: Tensor, width: int, as_halves: bool) -> Tensor:
+    """The last channels of heads [1, H, L, D], neighbours beside each other that rotate together, which DeepSeek-V3's
+    are not there."""
+    last = heads[..., -width:]
+    return torch.stack(last.chunk(2, dim=-1), dim=-1).flatten(-2) if as_halves else last
+
+
+def _swaps(module: Any) -> bool:
+    """Whether its attention puts neighbours apart before it rotates them."""
+    return hasattr(module.config, "rope_interleave") and bool(module.config.rope_interleave)
 
 
 def _first(output: Any) -> Tensor:

@@ -116,8 +116,11 @@ def _base(frequency_R2: Tensor) -> float | None:
 
 def measured(scene: Scene) -> Rotation | None:
     """The rotation that makes the reference's output of its input; None: there is none."""
-    before_LX, after_LX = _before(scene), scene.expected_LX
-    heads = after_LX.shape[1] // scene.config.head_dim
+    before_LX, after_LX, latent = _before(scene), scene.expected_LX, scene.config.latent
+    if before_LX is None:
+        return None
+    width = scene.config.head_dim if latent is None else latent.shared_dim
+    heads = after_LX.shape[1] // width
     before_LHD, after_LHD = (x.view(len(x), heads, -1) for x in (before_LX, after_LX))
     change_D = (after_LHD - before_LHD).abs().amax(dim=(0, 1))
     # unless cosines are multiplied, channels that are not rotated stay
@@ -125,7 +128,7 @@ def measured(scene: Scene) -> Rotation | None:
     if moved == 0:
         empty = torch.empty(0, dtype=torch.float64)
         return Rotation(interleaved=False, channels=0, frequency_R2=empty, size=1.0)
-    for channels in sorted({moved, moved + moved % 2, scene.config.head_dim}):
+    for channels in sorted({moved, moved + moved % 2, width}):
         for interleaved in (False, True):
             turned = _turned(before_LHD, after_LHD, channels, interleaved)
             if turned is not None:
@@ -135,11 +138,19 @@ def measured(scene: Scene) -> Rotation | None:
     return None
 
 
-def _before(scene: Scene) -> Tensor:
-    """What is rotated: projected, and normalised if there is a norm."""
+def _before(scene: Scene) -> Tensor | None:
+    """What is rotated: projected, and normalised if there is a norm; of latent attention the channels that all heads
+    share."""
     owner, which = scene.path.rpartition(".")[0], scene.path.rpartition(".")[2][0]
-    normed = f"{owner}.{which}_norm.out"
-    return scene.at(normed if scene.has(normed) else f"{owner}.{which}_proj.out")
+    names = [f"{which}_norm", f"{which}_proj", {"q": "q_b_proj", "k": "kv_a_proj_with_mqa"}[which]]
+    name = next((f"{owner}.{name}.out" for name in names if scene.has(f"{owner}.{name}.out")), None)
+    if name is None:
+        return None
+    latent, before_LX = scene.config.latent, scene.at(name)
+    if latent is None:
+        return before_LX
+    width = latent.row_width if which == "k" else scene.config.head_dim
+    return before_LX.view(len(before_LX), -1, width)[..., -latent.shared_dim :].flatten(1)
 
 
 def _turned(before_LHD: Tensor, after_LHD: Tensor, channels: int, interleaved: bool) -> Tensor | None:
