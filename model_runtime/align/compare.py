@@ -6,27 +6,19 @@ inherits an error.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from model_runtime.align.measure import (
-    Difference,
-    LogitsDifference,
-    Precisions,
-    coarser,
-    compare_logits,
-    difference,
-)
+from model_runtime.align.measure import Difference, LogitsDifference, Precisions, coarser, compare_logits, difference
 from model_runtime.align.places import LOGITS, layer_of, named_parameters
 from model_runtime.align.product import Product
-from model_runtime.align.prompts import Prompts, num_blocks, steps
 from model_runtime.align.reference import Reference
+from model_runtime.align.run import served, traced
 from model_runtime.align.suspects.scene import Scene
 from model_runtime.align.suspects.search import suspects
-from model_runtime.align.tracer import Recorder, Taken, traced_decoder
+from model_runtime.align.tracer import Taken
 from model_runtime.models.decoder import decoder_table
 from model_runtime.weights.errors import CheckpointError
 
@@ -83,37 +75,17 @@ class Alignment:
         return self.first is None and is_near and self.same_path <= self.logits_limit
 
 
-@torch.inference_mode()
-def logits_of(product: Product, prompts: Prompts, recorder: Recorder | None) -> Tensor:
-    """[L, V] float32 of all prompts, through the paged cache."""
-    size = product.block_size
-    kv = product.allocate(num_blocks(prompts, size))
-    decoder = product.decoder if recorder is None else traced_decoder(product.decoder, recorder)
-    count = sum(map(len, prompts))
-    logits_LV: Tensor | None = None
-    for step in steps(prompts, size):
-        if recorder is not None:
-            recorder.rows_T = step.rows_T
-        hidden_TC = decoder.forward(product.batch(step.plan), kv)
-        found_TV = decoder.logits(hidden_TC).float().cpu()
-        if logits_LV is None:
-            logits_LV = torch.empty(count, found_TV.shape[1])
-        logits_LV[step.rows_T] = found_TV
-    assert logits_LV is not None, "there are no prompts"
-    return logits_LV
-
-
-def align(product: Product, reference: Reference) -> Alignment:
-    """Compare them."""
-    prompts = reference.prompts
+def align(ranks: Sequence[Product], reference: Reference) -> Alignment:
+    """Compare the product, which `ranks` share, with the reference."""
+    product = ranks[0]
     _check_width(reference, product.decoder.config.vocab_size)
-    served_LV = logits_of(product, prompts, None)
-    free, forced = (Recorder(reference, is_forced=is_forced) for is_forced in (False, True))
-    traced_LV, forced_LV = (logits_of(product, prompts, recorder) for recorder in (free, forced))
+    served_LV = served(ranks, reference.prompts)
+    traced_LV, free = traced(ranks, reference, forced=False)
+    forced_LV, forced = traced(ranks, reference, forced=True)
     precisions = replace(product.precisions, hidden=coarser(product.precisions.hidden, reference.dtype))
     reports = [
-        _report(name, taken, free.taken[name].values, reference, precisions)
-        for name, taken in sorted(forced.taken.items(), key=lambda item: item[1].order)
+        _report(name, taken, free[name].values, reference, precisions)
+        for name, taken in sorted(forced.items(), key=lambda item: item[1].order)
     ]
     logits = Taken(kind="logits", operation="scale and cap of logits", values=forced_LV, order=len(reports))
     reports.append(_report(LOGITS, logits, served_LV, reference, precisions))
@@ -123,15 +95,18 @@ def align(product: Product, reference: Reference) -> Alignment:
         logits=compare_logits(served_LV, reference.logits_LV, limit),
         logits_limit=limit,
         same_path=difference(traced_LV, served_LV).max_rel,
-        unobserved=tuple(name for name in reference.places if name not in forced.taken),
+        unobserved=tuple(name for name in reference.places if name not in forced),
     )
     first = found.first
-    return found if first is None else replace(found, suspects=_suspects(product, reference, first, forced.taken))
+    return found if first is None else replace(found, suspects=_suspects(ranks, reference, first, forced))
 
 
 def _suspects(
-    product: Product, reference: Reference, first: PlaceReport, taken: Mapping[str, Taken]
+    ranks: Sequence[Product], reference: Reference, first: PlaceReport, taken: Mapping[str, Taken]
 ) -> tuple[str, ...]:
+    product = ranks[0]
+    if len(ranks) > 1:
+        return ("with one rank align says why; where that passes, look at how this is divided among ranks",)
     layer = product.decoder.config.num_layers if first.layer is None else first.layer
     return suspects(
         Scene(product=product, reference=reference, place=first.place, layer=layer, taken=taken), first.kind
@@ -142,6 +117,8 @@ def _with_unused(reports: list[PlaceReport], product: Product, reference: Refere
     """With the norms whose weights the product holds and never applies, where the reference applies them."""
     decoder, known = product.decoder, {report.place for report in reports}
     names = named_parameters(decoder_table(decoder.config), decoder.share)
+    if decoder.share.size > 1 and decoder.config.qk_norm == "row":
+        return reports  # ranks sum squares, which is no operation of its own
     held = {f"{part.path}.out" for name in decoder.parameters.vectors if name in names for part in names[name].parts}
     order = [*reference.places, LOGITS]
     for place in sorted(held & set(reference.places) - known, key=order.index):

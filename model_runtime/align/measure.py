@@ -61,9 +61,12 @@ class Precisions:
     """That are multiplied with matrices; int16: rows of integers."""
     cache: torch.dtype
     """Of keys and values."""
+    is_summed: bool = False
+    """Whether the residual stream gets what ranks have parts of, summed: there is no place for it before."""
 
     def limit(self, kind: str) -> float:
         """Of `Difference.max_rel` at a place of this kind, given the same input."""
+        kind = "experts" if self.is_summed and kind == "residual" else kind
         units = [UNITS[self.hidden]]
         if kind in ("linear", "router", "experts", "logits"):
             units.append(UNITS[self.rows])

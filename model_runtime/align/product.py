@@ -2,6 +2,7 @@
 with. Process of that command.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,17 @@ from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import RuntimeConfig
 from model_runtime.device import choose_device
 from model_runtime.device_batch import upload
+from model_runtime.executor import refused_ranks
 from model_runtime.graphs import block_size
 from model_runtime.host import usable_cores
 from model_runtime.kv_store import storage_type
+from model_runtime.memory import PlanError
 from model_runtime.models.decoder import Decoder
-from model_runtime.ops import describe, load_ops, set_threads
+from model_runtime.ops import describe, is_compiled, load_ops, set_threads
+from model_runtime.ops.registry import Ops
+from model_runtime.parallel import Alone, Collectives
+from model_runtime.shared_collectives import SharedMemoryCollectives
+from model_runtime.shared_memory import make_region
 from model_runtime.weights.load import Precision
 from scheduler.config import SchedulerConfig
 from scheduler.plan import StepPlan
@@ -46,7 +53,8 @@ class Product:
         """In which it computes."""
         hidden = self.decoder.dtype
         integer_rows = self.decoder.parameters.integer_rows
-        return Precisions(hidden=hidden, rows=torch.int16 if integer_rows else hidden, cache=self.kv_type)
+        rows, is_summed = torch.int16 if integer_rows else hidden, self.decoder.share.size > 1
+        return Precisions(hidden=hidden, rows=rows, cache=self.kv_type, is_summed=is_summed)
 
     def allocate(self, num_blocks: int) -> Caches:
         """Caches of all layers."""
@@ -58,13 +66,42 @@ class Product:
         return batch if self.device.type == "cpu" else upload(batch, self.device)
 
 
-def load_product(path: Path, runtime: RuntimeConfig, progress: Callable[[float], None]) -> Product:
-    """Raises CheckpointError, PlanError."""
-    device = choose_device(runtime.device)
-    set_threads(runtime.threads or usable_cores())
+def load_product(path: Path, runtime: RuntimeConfig, progress: Callable[[float], None]) -> list[Product]:
+    """Of each rank that shares the layers. Raises CheckpointError, PlanError."""
+    device, size = choose_device(runtime.device), runtime.tensor_parallel_size
+    if problem := refused_ranks(runtime.num_ranks, device.type):
+        raise PlanError(problem)
+    if size < runtime.num_ranks:
+        raise PlanError("align divides layers alone: set pipeline_parallel_size and context_parallel_size to 1")
+    set_threads(max(1, (runtime.threads or usable_cores()) // size))
     ops = load_ops(device, runtime.kernels)
+    if size == 1:
+        return [_loaded(path, runtime, device, ops, Alone(), progress)]
+    if not is_compiled(ops):
+        raise PlanError("align with several ranks needs the compiled kernels, through whose memory they speak")
+    return [_loaded(path, runtime, device, ops, rank, progress) for rank in _ranks(size, runtime.collective_timeout)]
+
+
+def _ranks(size: int, timeout_seconds: float) -> list[Collectives]:
+    """Of threads of this process."""
+    descriptor = make_region(size)
+    try:
+        return [SharedMemoryCollectives(descriptor, rank, size, timeout_seconds) for rank in range(size)]
+    finally:
+        os.close(descriptor)
+
+
+def _loaded(
+    path: Path,
+    runtime: RuntimeConfig,
+    device: torch.device,
+    ops: Ops,
+    rank: Collectives,
+    progress: Callable[[float], None],
+) -> Product:
     precision = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
-    model = load_model(path, ops, device, progress, precision=precision)
+    whole = runtime.enable_expert_parallel
+    model = load_model(path, ops, device, progress, None, precision, collectives=rank, whole_experts=whole)
     return Product(
         model=model,
         device=device,

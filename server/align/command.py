@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_runtime.config import RuntimeConfig
 from server.align.report import as_json, page, show
 from server.config import add_arguments as add_options
 from server.config import resolve
@@ -54,28 +53,27 @@ def run(arguments: argparse.Namespace) -> int:
     from model_runtime.memory import PlanError
 
     config = resolve(arguments, os.environ)
-    _check(config.runtime, arguments)
+    _check(arguments)
     model = resolve_model(config.model)
     if arguments.dump is not None:
         return _dump(model.path, arguments)
     reference = _reference(model.path, arguments)
     try:
-        product = load_product(model.path, config.runtime, lambda fraction: None)
+        ranks = load_product(model.path, config.runtime, lambda fraction: None)
     except PlanError as error:
         raise OptionError(str(error)) from None
-    found = align(product, reference)
+    found = align(ranks, reference)
+    computes = ranks[0].computes + (f", {len(ranks)} ranks" if len(ranks) > 1 else "")
     title = f"{model.name} against {reference.made_by}"
     if arguments.json is not None:
         _write(arguments.json, json.dumps(as_json(found, title), indent=1))
     if arguments.html is not None:
-        _write(arguments.html, page(found, title, product.computes).html())
-    show(found, title, product.computes)
+        _write(arguments.html, page(found, title, computes).html())
+    show(found, title, computes)
     return 0 if found.passed else EXIT_DIVERGES
 
 
-def _check(runtime: RuntimeConfig, arguments: argparse.Namespace) -> None:
-    if runtime.num_ranks > 1:
-        raise OptionError("align computes with one rank: leave the parallel sizes out")
+def _check(arguments: argparse.Namespace) -> None:
     if arguments.dump is not None and arguments.reference != TRANSFORMERS:
         raise OptionError("--dump writes what transformers computes: leave --reference out")
 

@@ -28,7 +28,7 @@ class Aligned:
     folder: Path
     reference: Reference
 
-    def product(self, flip: Flip | None = None, runtime: RuntimeConfig | None = None) -> Product:
+    def product(self, flip: Flip | None = None, runtime: RuntimeConfig | None = None) -> list[Product]:
         """With another architecture than the files say."""
         runtime = runtime or RuntimeConfig(prepare_weights=False, threads=1)
         if flip is None:
@@ -38,11 +38,12 @@ class Aligned:
             patch.setattr(model_runtime.opening, "read_hf_config", lambda *files: flip(read(*files)))
             return load_product(self.folder, runtime, lambda fraction: None)
 
-    def compared(self, flip: Flip | None = None, broken: Break | None = None) -> Alignment:
+    def compared(self, flip: Flip | None = None, broken: Break | None = None, ranks: int = 1) -> Alignment:
         """The product, flipped or broken, against the reference."""
-        product = self.product(flip)
+        runtime = RuntimeConfig(prepare_weights=False, threads=1, tensor_parallel_size=ranks)
+        product = self.product(flip, runtime)
         if broken is not None:
-            broken(product)
+            broken(product[-1])
         return align(product, self.reference)
 
 
@@ -50,5 +51,7 @@ def make_aligned(folder: Path, family: str, seed: int) -> Aligned:
     """Of a random model of a family."""
     model = make_random_model(folder, family, seed)
     config = model_runtime.opening.open_checkpoint(folder).config
-    prompts = seeded_prompts(lengths_for((*config.sliding_windows, *config.attention_chunks), config.max_position), config.vocab_size)
+    prompts = seeded_prompts(
+        lengths_for((*config.sliding_windows, *config.attention_chunks), config.max_position), config.vocab_size
+    )
     return Aligned(folder, run_transformers(model, config, prompts, torch.float32))

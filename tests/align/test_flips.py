@@ -181,3 +181,20 @@ def test_the_compiled_program_is_wrong(checkpoint: Callable[[str], Aligned]) -> 
     found = checkpoint("granite").compared(broken=broken)
     assert not found.passed and found.first is None
     assert found.same_path > found.logits_limit
+
+
+@pytest.mark.parametrize("family", ["gemma2", "qwen2_moe", "gpt_oss", "glm"])
+def test_two_ranks(checkpoint: Callable[[str], Aligned], family: str) -> None:
+    aligned = checkpoint(family)
+    found = aligned.compared(ranks=2)
+    assert found.passed and found.unobserved == tuple(
+        place for place in found.unobserved if place.endswith(("down_proj.out", "o_proj.out", "mlp.out"))
+    )
+    broken = aligned.compared(rope(theta=777.0), ranks=2)
+    assert_named(broken, 0, "rope", "with one rank")
+
+
+def test_the_second_rank_is_wrong(checkpoint: Callable[[str], Aligned]) -> None:
+    found = checkpoint("glm").compared(broken=drop_bias, ranks=2)
+    assert_named(found, 1, "linear", "with one rank")
+    assert found.first is not None and found.first.place == "layers.1.self_attn.q_proj.out"
