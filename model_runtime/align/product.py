@@ -66,7 +66,13 @@ class Product:
         return batch if self.device.type == "cpu" else upload(batch, self.device)
 
 
-def load_product(path: Path, runtime: RuntimeConfig, progress: Callable[[float], None]) -> list[Product]:
+def load_product(path: Path, runtime: RuntimeConfig, progress: Callable[[float], None]) -> Product:
+    """Of one rank. Raises CheckpointError, PlanError."""
+    assert runtime.num_ranks == 1, "the product of one of several ranks is asked for"
+    return load_ranks(path, runtime, progress)[0]
+
+
+def load_ranks(path: Path, runtime: RuntimeConfig, progress: Callable[[float], None]) -> list[Product]:
     """Of each rank that shares the layers. Raises CheckpointError, PlanError."""
     device, size = choose_device(runtime.device), runtime.tensor_parallel_size
     if problem := refused_ranks(runtime.num_ranks, device.type):

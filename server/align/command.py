@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare and print; EXIT_DIVERGES where the two differ by more than rounding. Raises OptionError, ModelNotFound,
     EmbeddedModelMissing and CheckpointError."""
     from model_runtime.align.compare import align
-    from model_runtime.align.product import load_product
+    from model_runtime.align.product import load_ranks
     from model_runtime.memory import PlanError
 
     config = resolve(arguments, os.environ)
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _dump(model.path, arguments)
     reference = _reference(model.path, arguments)
     try:
-        ranks = load_product(model.path, config.runtime, lambda fraction: None)
+        ranks = load_ranks(model.path, config.runtime, lambda fraction: None)
     except PlanError as error:
         raise OptionError(str(error)) from None
     found = align(ranks, reference)
