@@ -77,6 +77,37 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaRule:
+    """Layers that go through a text with a state of fixed size in place of attention: the gated delta rule
+    (arXiv 2412.06464), or Kimi's (arXiv 2510.26692)."""
+
+    layers: tuple[bool, ...]
+    """Which layers of the whole model."""
+    key_heads: int
+    """Of queries too; value heads are a multiple."""
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    """Inputs that one output of the convolution is made of."""
+    interleaved: bool = False
+    """Queries, keys, values and gates of a key head stand together in the checkpoint's matrices (Qwen3-Next)."""
+    decay_rank: int = 0
+    """> 0: each channel of a key has its own decay, made of a vector of this length; 0: each value head has one."""
+    decay_bound: float = 0.0
+    """< 0: logarithms of decays are this times a sigmoid (Kimi K3); 0: they are minus a softplus."""
+    gate: Literal["silu", "sigmoid"]
+    """What multiplies the normalised result, of numbers"""
+    gate_rank: int = 0
+    """made of a vector of this length; 0: of the hidden state at once."""
+
+    @property
+    def channels(self) -> int:
+        """Of queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts in place of a layer's feed-forward block (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
 
@@ -161,6 +192,8 @@ class ModelConfig:
     """Scores s become cap * tanh(s / cap) (Gemma 2, arXiv 2408.00118, section 2); 0: they stay."""
     attention_sinks: bool = False
     """Each query head has a score of its own beside those of the keys, which no value belongs to (GPT-OSS)."""
+    attention_gate: bool = False
+    """What attention makes of a head is multiplied with a sigmoid of numbers behind its query (Qwen3-Next)."""
     logit_softcap: float = 0.0
     """The same of logits."""
     norm: Literal["rms", "layer"] = "rms"
@@ -179,12 +212,15 @@ class ModelConfig:
     has_output: bool = True
     """False: the checkpoint has no output matrix. It can be pooled, and writes nothing."""
     latent: LatentAttention | None = None
+    delta: DeltaRule | None = None
     experts: Experts | None = None
     own_feed_forward: OwnFeedForward | None = None
     """In place of the gated block, where a layer has no experts."""
     num_draft_layers: int = 0
     """Layers that the checkpoint may have after the last one, for drafts of further tokens; the first of them is used
     by the speculation method mtp."""
+    first_layer: int = 0
+    """In a stage's part of a model: which one is its first."""
     absent_heads: tuple[int, int] = (0, 0)
     """In a rank's part of a model: query heads of the first and of the last group that other ranks have."""
 
@@ -200,3 +236,10 @@ class ModelConfig:
     def bidirectional_images(self) -> bool:
         """Whether the rows of an image attend to all of its rows, which is why no step may cut it."""
         return self.image_span > 0
+
+    @property
+    def delta_layers(self) -> tuple[bool, ...]:
+        """For each layer of this part whether it has a state in place of attention."""
+        if self.delta is None:
+            return (False,) * self.num_layers
+        return self.delta.layers[self.first_layer : self.first_layer + self.num_layers]

@@ -12,9 +12,12 @@ from model_runtime.architecture import ModelConfig
 from model_runtime.huge_pages import release_pages
 from model_runtime.kv_store import KVLayer, allocate
 from model_runtime.latent_store import LatentLayer, allocate_latents
+from model_runtime.state_store import StateLayer, allocate_states
 
-LayerCache = KVLayer | LatentLayer
+PagedLayer = KVLayer | LatentLayer
 """What a layer keeps of the tokens it has seen, in blocks that the scheduler gives out."""
+LayerCache = PagedLayer | StateLayer
+"""That, or a state of them all together, in slots that the scheduler gives out."""
 Caches = Sequence[LayerCache]
 """One for each layer."""
 
@@ -31,15 +34,40 @@ def latents(cache: LayerCache) -> LatentLayer:
     return cache
 
 
+def states(cache: LayerCache) -> StateLayer:
+    """The cache of a layer that goes through a text with a state."""
+    assert isinstance(cache, StateLayer), f"a {type(cache).__name__} where a state is needed"
+    return cache
+
+
+def paged(caches: Caches) -> PagedLayer:
+    """The first one that is in blocks; others are like it in number and length of these."""
+    return next(cache for cache in caches if not isinstance(cache, StateLayer))
+
+
 def allocate_caches(
-    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_states: int = 0,
 ) -> list[LayerCache]:
-    """Reserve the pool of all layers."""
+    """Reserve the pool of all layers, and slots for so many states."""
+    in_blocks = iter(_allocate_paged(config, num_blocks, block_size, dtype, device))
+    return [allocate_states(config, num_states) if has_state else next(in_blocks) for has_state in config.delta_layers]
+
+
+def _allocate_paged(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> Sequence[PagedLayer]:
+    """Of the layers without states."""
+    num_layers = config.num_layers - sum(config.delta_layers)
     if config.latent is not None:
         width, rank = config.latent.row_width, config.latent.latent_rank
-        return [*allocate_latents(config.num_layers, num_blocks, block_size, width, rank, dtype, device)]
-    layers = allocate(
-        num_layers=config.num_layers,
+        return allocate_latents(num_layers, num_blocks, block_size, width, rank, dtype, device)
+    return allocate(
+        num_layers=num_layers,
         num_blocks=num_blocks,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -47,7 +75,6 @@ def allocate_caches(
         dtype=dtype,
         device=device,
     )
-    return [*layers]
 
 
 def give_back(caches: Caches, blocks: "array[int]") -> None:

@@ -184,6 +184,10 @@ class RuntimeInfo:
     block_size: int
     weight_bytes: int
     kv_bytes: int
+    has_states: bool = False
+    """The model has layers with states."""
+    state_bytes: int = 0
+    """Of the slots for these, in this rank."""
     step_bytes: int = 0
     """Planned for temporary tensors of the largest step."""
     max_num_batched_tokens: int

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.batch import Batch
-from model_runtime.caches import Caches, allocate_caches
+from model_runtime.caches import Caches, allocate_caches, paged
 from model_runtime.checkpoint import LoadedModel, load_model, load_next_token_layer
 from model_runtime.config import RuntimeConfig
 from model_runtime.kv_store import storage_type
@@ -98,6 +98,8 @@ def load_draft(
 
 
 def _check(draft: LoadedModel, model: LoadedModel, length: int) -> None:
+    if draft.config.delta is not None:
+        raise PlanError(f"{draft.config.family} cannot be a draft model: its layers have states")
     for what, given, needed in (
         ("a vocabulary of {} tokens", draft.config.vocab_size, model.config.vocab_size),
         ("{} positions", min(draft.config.max_position, length), length),
@@ -142,10 +144,10 @@ def _next_token(
 
 def next_token_model(decoder: Decoder, parameters: Parameters, kv: Caches) -> DraftModel:
     """The layer for multi-token prediction beside `decoder` with its cache `kv`; its own is of the same kind."""
-    num_blocks, block_size = kv[0].num_blocks, kv[0].block_size
+    num_blocks, block_size = paged(kv).num_blocks, paged(kv).block_size
     states_SC = torch.empty(num_blocks * block_size, decoder.config.hidden_size, dtype=decoder.dtype)
     one = replace(decoder.own, num_layers=1)
-    own_kv = allocate_caches(one, num_blocks, block_size, kv[0].dtype, torch.device("cpu"))
+    own_kv = allocate_caches(one, num_blocks, block_size, paged(kv).dtype, torch.device("cpu"))
     return DraftModel(model=NextTokenLayer(decoder, parameters, states_SC), kv=own_kv, states_SC=states_SC)
 
 
@@ -161,5 +163,5 @@ def draft_model(
     if part.loaded is None:
         return None
     own, kv_type = part.loaded.decoder.own, storage_type(runtime.kv_cache_dtype, part.loaded.kv_type)
-    own_kv = allocate_caches(own, kv[0].num_blocks, scheduler.block_size, kv_type, torch.device("cpu"))
+    own_kv = allocate_caches(own, paged(kv).num_blocks, scheduler.block_size, kv_type, torch.device("cpu"))
     return DraftModel(model=part.loaded.decoder, kv=own_kv)

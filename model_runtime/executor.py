@@ -211,7 +211,7 @@ def _runner(
     on_cpu = device.type == "cpu"
     kv_type = storage_type(runtime.kv_cache_dtype, model.kv_type)
     num_blocks = info.num_blocks if on_cpu else info.num_blocks + SPARE_BLOCKS
-    kv = allocate_caches(config, num_blocks, scheduler.block_size, kv_type, device)
+    kv = allocate_caches(config, num_blocks, scheduler.block_size, kv_type, device, scheduler.num_states)
     vision = model.vision
     groups = mesh.tensor, mesh.context
     images = None if vision is None else ImageStore(vision.encoder, vision.table_CV, device, groups)
@@ -253,6 +253,8 @@ def _info(
         block_size=needs.block_tokens,
         weight_bytes=model.weight_bytes + draft.weight_bytes,
         kv_bytes=pool.num_blocks * needs.block_bytes,
+        has_states=config.delta is not None,
+        state_bytes=needs.states,
         step_bytes=needs.largest_step,
         max_num_batched_tokens=step_tokens(config, scheduler),
         bytes_per_embedding=0 if images is None else embedding_bytes(config),

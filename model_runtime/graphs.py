@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch, make_batch
-from model_runtime.caches import Caches
+from model_runtime.caches import Caches, paged
 from model_runtime.device_batch import pack, padded, unpack, upload
 from model_runtime.kv_store import KVLayer
 from model_runtime.memory import PlanError
@@ -91,7 +91,7 @@ class DecodeGraphs:
     ) -> None:
         """Captures all graphs, the largest first: its memory is enough for the others. `kv` has a block beyond those
         that the scheduler gives out."""
-        num_blocks, self._block_size = kv[0].num_blocks, kv[0].block_size
+        num_blocks, self._block_size = paged(kv).num_blocks, paged(kv).block_size
         self._table_length = -(-max_model_len // self._block_size)
         self._spare_block = num_blocks - 1
         largest_first = [self._captured(decoder, kv, capture, size) for size in reversed(graph_sizes(max_num_seqs))]
@@ -129,7 +129,7 @@ class DecodeGraphs:
             score=ScoreRows(),
         )
         ready = self._padded(make_batch(plan, self._block_size), size)
-        buffer = pack(ready, pinned=False).to(kv[0].pools[0].device)
+        buffer = pack(ready, pinned=False).to(paged(kv).pools[0].device)
         batch = unpack(buffer, ready)
         replay, hidden_SC = capture(lambda: decoder.forward(batch, kv))
         return _Graph(buffer=buffer, batch=batch, replay=replay, hidden_SC=hidden_SC)
@@ -144,7 +144,7 @@ class DeviceDecoder:
     def forward(self, batch: Batch, kv: Caches) -> Tensor:
         """[T, C] on the device, valid until the next step."""
         hidden_TC = None if self._graphs is None else self._graphs.run(batch)
-        return self._decoder.forward(upload(batch, kv[0].pools[0].device), kv) if hidden_TC is None else hidden_TC
+        return self._decoder.forward(upload(batch, paged(kv).pools[0].device), kv) if hidden_TC is None else hidden_TC
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """[R, V] float32 on the device."""

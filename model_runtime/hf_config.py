@@ -147,6 +147,7 @@ def _check_supported(config: Json, family: Family) -> None:
 
 def _read_text(config: Json, name: str, generation_config: Json | None) -> ModelConfig:
     family = family_named(name)
+    config = {family.config_names.get(key, key): value for key, value in config.items()}
     config = {**COMMON_DEFAULTS, "hidden_act": family.hidden_act, **family.defaults, **config}
     if family.is_latent:
         config = {**config, "head_dim": value_of(config, "qk_rope_head_dim")}

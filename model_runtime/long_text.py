@@ -16,7 +16,8 @@ from model_runtime.host import anonymous_bytes
 from model_runtime.kv_store import KVLayer
 from model_runtime.latent_store import LatentLayer
 from model_runtime.models.decoder import Decoder
-from scheduler.plan import SampleRows, ScoreRows, StepPlan, ints
+from model_runtime.state_store import StateLayer
+from scheduler.plan import NO_STATE, SampleRows, ScoreRows, StateRuns, StepPlan, ints
 
 OTHER_CHUNK = 97
 """Tokens of a step where a text is cut in another way: no multiple of a block."""
@@ -118,6 +119,7 @@ class LongText:
             block_tables=ints(blocks),
             sample=SampleRows(),
             score=ScoreRows(),
+            states=StateRuns(ends=ints([end - start]), reads=ints([0 if start else NO_STATE]), writes=ints([0])),
         )
         decoder = self._product.decoder
         hidden_TC = decoder.forward(self._product.batch(plan), self._kv)
@@ -140,7 +142,8 @@ class LongText:
         """Views of a token's parts, layer by layer."""
         block, offset = self._table[position // self._product.block_size], position % self._product.block_size
         for layer in self._kv:
-            yield token_parts(layer, block, offset)
+            if not isinstance(layer, StateLayer):
+                yield token_parts(layer, block, offset)
 
 
 def token_parts(layer: KVLayer | LatentLayer, block: int, offset: int) -> Slot:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.config import RuntimeConfig
+from model_runtime.memory_caches import state_bytes
 from model_runtime.memory_images import ImageMemory
 from model_runtime.memory_steps import step_bytes
 from scheduler.config import SchedulerConfig
@@ -54,19 +55,23 @@ def size_pool(
     activations = step_bytes(config, runtime, scheduler)
     if images is not None:
         activations = images.cache + max(activations, images.encode)
-    room = max(0, budget - weight_bytes - activations)
-    affordable = max(0, room - position_bytes * max_model_len) // block_bytes
+    states = state_bytes(config) * scheduler.num_states
+    room = max(0, budget - weight_bytes - activations - states)
+    # layers with states alone, as a stage may have, take no blocks
+    affordable = max(0, room - position_bytes * max_model_len) // max(1, block_bytes)
     num_blocks = runtime.num_kv_blocks or min(affordable, blocks_needed * scheduler.max_num_seqs)
     if num_blocks >= blocks_needed:
         return PoolSize(num_blocks=num_blocks, max_model_len=max_model_len)
     option = "num_kv_blocks" if runtime.num_kv_blocks else "memory_budget"
     given = f"{num_blocks}" if runtime.num_kv_blocks else _mb(budget)
-    fitting = runtime.num_kv_blocks or room // (block_bytes + position_bytes * block_size)
+    fitting = runtime.num_kv_blocks or room // max(1, block_bytes + position_bytes * block_size)
     largest = fitting * block_size
+    slots = f", {scheduler.num_states} states {_mb(states)}" if states else ""
     raise PlanError(
         f"one sequence of max_model_len {max_model_len} tokens needs {blocks_needed} KV blocks of {_mb(block_bytes)}, "
         f"and there is room for {num_blocks} ({option} {given}, weights {_mb(weight_bytes)}, activations "
-        f"{_mb(activations)}): raise {option}" + (f", or set max_model_len to at most {largest}" if largest else "")
+        f"{_mb(activations)}{slots}): raise {option}"
+        + (f", or set max_model_len to at most {largest}" if largest else "")
     )
 
 

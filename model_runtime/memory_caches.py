@@ -26,9 +26,20 @@ def latent_bytes_per_block(num_layers: int, width: int, block_size: int, dtype: 
 
 def cache_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """What one block takes in all layers of an architecture. Those with a sliding window keep every token, too."""
+    num_layers = config.num_layers - sum(config.delta_layers)
     if config.latent is not None:
-        return latent_bytes_per_block(config.num_layers, config.latent.row_width, block_size, dtype)
-    return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
+        return latent_bytes_per_block(num_layers, config.latent.row_width, block_size, dtype)
+    return bytes_per_block(num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
+
+
+def state_bytes(config: ModelConfig) -> int:
+    """What the state of one sequence takes, of whatever length: layers that have one x (inputs before a row that the
+    convolution takes x channels of queries, keys and values + value heads x key x value channels), float32."""
+    rule = config.delta
+    if rule is None:
+        return 0
+    past = (rule.conv_width - 1) * rule.channels
+    return FLOAT_BYTES * sum(config.delta_layers) * (past + rule.value_heads * rule.key_dim * rule.value_dim)
 
 
 def next_token_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

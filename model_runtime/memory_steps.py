@@ -39,9 +39,20 @@ def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
 def _block_floats(config: ModelConfig) -> int:
     """Of a token, in the two blocks of a layer. The layer program has a place for each, since rows may be in different
     ones; layers that run operation by operation have one block's at a time."""
-    blocks = _attention_floats(config), _feed_forward_floats(config)
-    is_program = config.latent is None and config.experts is None and config.own_feed_forward is None
+    blocks = max(_delta_floats(config), _attention_floats(config)), _feed_forward_floats(config)
+    is_plain = config.latent is None and config.delta is None and not config.attention_gate
+    is_program = is_plain and config.experts is None and config.own_feed_forward is None
     return sum(blocks) if is_program else max(blocks)
+
+
+def _delta_floats(config: ModelConfig) -> int:
+    """Of a token: queries, keys and values before and after the convolution, decays, and of the values' width what the
+    rule makes, that normalised, the gate, and its function."""
+    rule = config.delta
+    if rule is None or not any(config.delta_layers):
+        return 0
+    decays = rule.value_heads * (rule.key_dim if rule.decay_rank else 1)
+    return 2 * rule.channels + 4 * rule.value_heads * rule.value_dim + decays + rule.value_heads
 
 
 def _attention_floats(config: ModelConfig) -> int:
@@ -49,7 +60,8 @@ def _attention_floats(config: ModelConfig) -> int:
     and takes them to the space of latents; then there are mixed latents too, and in the end these and values."""
     query = config.num_heads * config.head_dim
     if config.latent is None:
-        return 2 * query + 2 * config.num_kv_heads * config.head_dim
+        copies = 2 if config.attention_gate else 1  # with gates among the queries first, then apart
+        return copies * (2 * query + 2 * config.num_kv_heads * config.head_dim)
     latent, heads = config.latent, config.num_heads
     wide = heads * latent.row_width
     before = latent.query_rank + max(latent.query_rank, query + wide)

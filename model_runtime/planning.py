@@ -18,7 +18,7 @@ from model_runtime.image_side import USUAL_SIDE, ImageSide
 from model_runtime.kv_store import storage_type
 from model_runtime.layout import Layout
 from model_runtime.memory import PlanError, PoolSize, size_pool
-from model_runtime.memory_caches import cache_block_bytes, next_token_block_bytes, rope_bytes
+from model_runtime.memory_caches import cache_block_bytes, next_token_block_bytes, rope_bytes, state_bytes
 from model_runtime.memory_images import ImageMemory, encode_bytes, image_pixels
 from model_runtime.memory_steps import FLOAT_BYTES, step_bytes
 from model_runtime.memory_weights import (
@@ -35,6 +35,7 @@ from model_runtime.ops.registry import Ops
 from model_runtime.share import Share
 from model_runtime.shared_memory import region_bytes
 from model_runtime.stages import rank_shares
+from model_runtime.state_store import refused_states
 from model_runtime.weights.load import Precision, check_keys
 from scheduler.config import SchedulerConfig
 
@@ -90,6 +91,8 @@ class RankNeeds:
     block_tokens: int
     """That a block of all ranks that share sequences has."""
     spare_blocks: int
+    states: int
+    """Of slots for the states of all sequences that run or are kept."""
     position_bytes: int
     """Of tables, for each position of the longest sequence."""
     step: int
@@ -136,6 +139,8 @@ def plan_rank(
 ) -> tuple[RankNeeds, PoolSize]:
     """What a rank will take of a model and its draft model, and the pool in what is left. Raises CheckpointError for
     what cannot be read, PlanError for what does not fit."""
+    if problem := refused_states(opened.config, runtime, scheduler, device.type):
+        raise PlanError(problem)
     shares = rank_shares(opened.config, layout.sizes, whole_experts=runtime.enable_expert_parallel)
     share = shares[layout.rank]
     needs = rank_needs(outline(opened), share, layout, runtime, scheduler, device, ops, budget)
@@ -174,6 +179,7 @@ def rank_needs(
         block_bytes=cache_block_bytes(own, scheduler.block_size, kv_type),
         block_tokens=scheduler.block_size * runtime.context_parallel_size,
         spare_blocks=0 if device.type == "cpu" else SPARE_BLOCKS,
+        states=state_bytes(own) * scheduler.num_states,
         position_bytes=rope_bytes(own),
         step=step_bytes(own, runtime, scheduler),
         images=images,

@@ -18,8 +18,9 @@ from typing import Literal
 from model_runtime.architecture import ModelConfig
 from model_runtime.memory import PlanError
 
-Axis = Literal["heads", "kv_heads", "feed_forward", "expert", "shared", "vocabulary"]
-"""What is divided among ranks; expert and shared are the columns of every expert and of the block beside them."""
+Axis = Literal["heads", "kv_heads", "delta", "feed_forward", "expert", "shared", "vocabulary"]
+"""What is divided among ranks; expert and shared are the columns of every expert and of the block beside them, delta
+the key heads of layers with a state, each with its value heads."""
 
 COLUMNS = 32
 """Columns of a feed-forward block stay together, where there are enough: integers have a scale for so many."""
@@ -57,6 +58,7 @@ class Share:
     size: int
     heads: Part
     kv_heads: Part
+    delta: Part
     feed_forward: Part
     expert: Part
     experts: Part
@@ -89,17 +91,23 @@ class Share:
         experts = config.experts
         if experts is not None:
             experts = replace(experts, intermediate_size=self.expert.count, shared_size=self.shared.count)
+        delta = config.delta
+        if delta is not None:
+            in_group, key_heads = delta.value_heads // delta.key_heads, self.delta.count
+            delta = replace(delta, key_heads=key_heads, value_heads=key_heads * in_group)
         group = config.num_heads // config.num_kv_heads
         before, after = self.heads.start - self.kv_heads.start * group, self.kv_heads.stop * group - self.heads.stop
         return replace(
             config,
             num_layers=self.layers.count,
+            first_layer=self.layers.start,
             has_output=config.has_output and self.is_first_stage,
             num_heads=self.heads.count,
             absent_heads=(before, after),
             num_kv_heads=self.kv_heads.count,
             intermediate_size=self.feed_forward.count,
             experts=experts,
+            delta=delta,
         )
 
 
@@ -108,6 +116,8 @@ def split(config: ModelConfig, size: int, *, whole_experts: bool = False) -> tup
     is not enough to divide."""
     _check(config, size, whole_experts)
     kv_heads, heads = _heads(config, size)
+    key_heads = 1 if config.delta is None else config.delta.key_heads
+    delta = [Part(0, 1, 1)] * size if config.delta is None else _parts(_divided(key_heads, size), key_heads)
     feed_forward = _columns(config.intermediate_size, 1, [0] * size)
     expert, experts, shared = _experts(config, size, whole_experts)
     vocabulary = vocabulary_parts(config.vocab_size, size)
@@ -117,6 +127,7 @@ def split(config: ModelConfig, size: int, *, whole_experts: bool = False) -> tup
             size=size,
             heads=heads[rank],
             kv_heads=kv_heads[rank],
+            delta=delta[rank],
             feed_forward=feed_forward[rank],
             expert=expert[rank],
             experts=experts[rank],
@@ -145,6 +156,8 @@ def _check(config: ModelConfig, size: int, whole_experts: bool) -> None:
         counts["experts"] = config.experts.num_experts if whole_experts else size
     elif whole_experts:
         raise PlanError(NO_EXPERTS)
+    if config.delta is not None:
+        counts["key heads of the delta rule"] = config.delta.key_heads
     if config.qk_norm == "row":
         counts["key/value heads that are normalised together"] = config.num_kv_heads
     for what, count in counts.items():

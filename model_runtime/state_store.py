@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model_runtime.architecture import ModelConfig
+from model_runtime.config import RuntimeConfig
 from model_runtime.huge_pages import huge_empty
+from scheduler.config import SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +25,34 @@ class StateLayer:
     """The inputs of the last P rows, oldest first; zeros before the first one."""
     delta_NHKV: Tensor
 
+    @property
+    def pools(self) -> tuple[Tensor, ...]:
+        """Memory by block: none."""
+        return ()
 
-def allocate_states(num_slots: int, past: int, channels: int, heads: int, key_dim: int, value_dim: int) -> StateLayer:
+
+def allocate_states(config: ModelConfig, num_slots: int) -> StateLayer:
     """Reserve the slots of a layer, on CPU; pages are touched only when first written."""
+    rule = config.delta
+    assert rule is not None and num_slots, "slots for states, of an architecture or a scheduler without them"
     return StateLayer(
-        huge_empty((num_slots, past, channels), torch.float32),
-        huge_empty((num_slots, heads, key_dim, value_dim), torch.float32),
+        huge_empty((num_slots, rule.conv_width - 1, rule.channels), torch.float32),
+        huge_empty((num_slots, rule.value_heads, rule.key_dim, rule.value_dim), torch.float32),
     )
+
+
+def refused_states(config: ModelConfig, runtime: RuntimeConfig, scheduler: SchedulerConfig, device_type: str) -> str:
+    """Why a model with states cannot be served so; empty where it can, and for other models."""
+    if config.delta is None:
+        return ""
+    if scheduler.speculative_config is not None:
+        return (
+            f"speculative_config is not supported for {config.family}: the states of its layers cannot go back behind "
+            "a draft that does not hold; leave it out"
+        )
+    if runtime.context_parallel_size > 1:
+        return (
+            f"context_parallel_size above 1 is not supported for {config.family}, whose layers go through a text in "
+            "order: use tensor_parallel_size or pipeline_parallel_size"
+        )
+    return "" if device_type == "cpu" else f"{config.family} has layers with states, which run on --device cpu only"

@@ -120,6 +120,11 @@ class SchedulerConfig:
         return self.max_state_checkpoints if self.enable_prefix_caching else 0
 
     @property
+    def num_states(self) -> int:
+        """Slots for states, of sequences that run and that are kept."""
+        return self.max_num_seqs + self.num_checkpoints
+
+    @property
     def max_sampled_rows(self) -> int:
         """Rows of a step whose logits are computed."""
         return self.max_num_seqs + (0 if self.speculative_config is None else MAX_STEP_DRAFTS)

@@ -109,7 +109,7 @@ class _World:
             config.block_size,
             whole_spans=encoder.whole_spans,
             next_token=kind == 2,
-            num_states=config.max_num_seqs + config.num_checkpoints if with_states else 0,
+            num_states=config.num_states if with_states else 0,
         )
         self._users = RequestMaker(random, pictures)
         self._max_total = min(max_model_len, num_blocks * config.block_size)

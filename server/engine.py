@@ -256,4 +256,5 @@ def make_scheduler(
         masks=masks,
         step_cost=StepCost(fixed_rows=fixed_rows, draft_step=info.draft_cost),
         steps_in_flight=info.steps_in_flight,
+        has_states=info.has_states,
     )

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from model_runtime.config import RuntimeConfig
 from scheduler.config import SchedulerConfig
-from scheduler.plan import SampleRows, ScoreRows, StepPlan, ints
+from scheduler.plan import NO_STATE, SampleRows, ScoreRows, StateRuns, StepPlan, ints
 from server.config import add_arguments as add_options
 from server.config import resolve
 from server.models import resolve_model
@@ -119,6 +119,7 @@ def _plan(window: Window, block_size: int) -> StepPlan:
         block_tables=ints(list(range(-(-len(window) // block_size)))),
         sample=SampleRows(),
         score=ScoreRows(),
+        states=StateRuns(ends=ints([len(window)]), reads=ints([NO_STATE]), writes=ints([0])),
     )
 
 

@@ -61,10 +61,11 @@ class StartDisplay:
         self.close()
         seconds = time.monotonic() - self._started
         kv_tokens = info.num_blocks * info.block_size
+        states = f"states {gib(info.state_bytes)}, " if info.has_states else ""
         self._console.print(
             f"[bold]{self._model_name}[/bold] is ready on [bold]{self._url}[/bold] after {seconds:.1f} s\n"
             f"  {self._engines}{info.description}\n"
-            f"  context {info.max_model_len} tokens, KV cache {kv_tokens} tokens ({gib(info.kv_bytes)}), "
+            f"  context {info.max_model_len} tokens, KV cache {kv_tokens} tokens ({gib(info.kv_bytes)}), {states}"
             f"weights {gib(info.weight_bytes)}\n\nTry it:\n",
             highlight=False,
             soft_wrap=True,

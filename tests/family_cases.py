@@ -191,6 +191,47 @@ def minimax_m2(draw: random.Random) -> Overrides:
     return heads | {"rope_parameters": rope(draw) | {"partial_rotary_factor": draw.choice((0.5, 1.0))}}
 
 
+def hybrid(draw: random.Random) -> Overrides:
+    """Layers with states, of more value heads than key heads or as many."""
+    types = ["linear_attention", "full_attention", draw.choice(("linear_attention", "full_attention"))]
+    key_heads = draw.choice((2, 4))
+    return {
+        "layer_types": draw.sample(types, LAYERS),
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * draw.choice((1, 2)),
+        "linear_key_head_dim": draw.choice((8, 16)),
+        "linear_value_head_dim": draw.choice((8, 40)),
+        "linear_conv_kernel_dim": draw.choice((2, 4)),
+        "attention_bias": draw.choice((False, True)),
+        "rope_parameters": rope(draw) | {"partial_rotary_factor": draw.choice((0.25, 0.5))},
+        "head_dim": 16,
+    }
+
+
+def qwen3_next(draw: random.Random) -> Overrides:
+    return qwen2_moe(draw) | hybrid(draw)
+
+
+def kimi_linear(draw: random.Random) -> Overrides:
+    kinds = ["linear_attention", "full_attention", draw.choice(("linear_attention", "full_attention"))]
+    latent = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": draw.choice((8, 16)), "kv_lora_rank": 24}
+    linear = {"linear_num_heads": draw.choice((2, 4)), "linear_head_dim": draw.choice((8, 40))}
+    groups = {"n_group": draw.choice((1, 2)), "topk_group": 1, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    return {
+        "layer_types": draw.sample(kinds, LAYERS),
+        "mlp_layer_types": ["dense", "sparse", draw.choice(("dense", "sparse"))],
+        "q_lora_rank": draw.choice((None, 20)),
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 4,
+        "norm_topk_prob": draw.choice((False, True)),
+        "linear_conv_kernel_dim": draw.choice((2, 4)),
+        "head_dim": None,
+        **latent,
+        **linear,
+        **groups,
+    }
+
+
 DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "cohere": (plain, cohere),
     "cohere2": (plain, layer_types, cohere),
@@ -202,6 +243,7 @@ DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "glm4_moe": (plain, experts("n_routed_experts"), glm4_moe),
     "gpt_oss": (plain, experts("num_local_experts"), gpt_oss),
     "granite": (plain, granite),
+    "kimi_linear": (plain, experts("num_local_experts"), kimi_linear),
     "minimax_m2": (plain, experts("num_local_experts"), minimax_m2),
     "llama4_text": (plain, experts("num_local_experts"), llama4),
     "ministral": (plain, layer_types),
@@ -212,7 +254,10 @@ DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "olmoe": (plain, experts("num_experts"), olmoe),
     "phi3": (plain, phi3),
     "qwen2_moe": (plain, experts("num_experts"), qwen2_moe),
+    "qwen3_5_moe_text": (plain, experts("num_experts"), qwen3_next),
+    "qwen3_5_text": (plain, hybrid),
     "qwen3_moe": (plain, experts("num_experts"), qwen3_moe),
+    "qwen3_next": (plain, experts("num_experts"), qwen3_next),
     "seed_oss": (plain, lambda draw: {"attention_out_bias": draw.choice((False, True))} | biases(draw)),
     "smollm3": (plain, smollm3),
 }

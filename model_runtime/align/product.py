@@ -56,9 +56,9 @@ class Product:
         rows, is_summed = torch.int16 if integer_rows else hidden, self.decoder.share.size > 1
         return Precisions(hidden=hidden, rows=rows, cache=self.kv_type, is_summed=is_summed)
 
-    def allocate(self, num_blocks: int) -> Caches:
-        """Caches of all layers."""
-        return allocate_caches(self.decoder.own, num_blocks, self.block_size, self.kv_type, self.device)
+    def allocate(self, num_blocks: int, num_states: int = 1) -> Caches:
+        """Caches of all layers, and states for so many sequences."""
+        return allocate_caches(self.decoder.own, num_blocks, self.block_size, self.kv_type, self.device, num_states)
 
     def batch(self, plan: StepPlan) -> Batch:
         """On the device."""

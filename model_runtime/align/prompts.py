@@ -7,11 +7,12 @@ Legend: T tokens of a step, L tokens of all prompts.
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from scheduler.plan import SampleRows, ScoreRows, StepPlan, ints
+from scheduler.plan import NO_STATE, SampleRows, ScoreRows, StateRuns, StepPlan, ints
 
 LENGTHS = (41, 19, 30)
 """Tokens of the prompts unless a window wants longer ones."""
@@ -79,6 +80,11 @@ def _step(
         ),
         sample=SampleRows(),
         score=ScoreRows(),
+        states=StateRuns(
+            ends=ints([*accumulate(part.stop - part.start for part in parts.values())]),
+            reads=ints([index if part.start else NO_STATE for index, part in parts.items()]),
+            writes=ints(list(parts)),
+        ),
     )
     rows = [starts[index] + position for index, part in parts.items() for position in range(part.start, part.stop)]
     return Step(plan, torch.tensor(rows))

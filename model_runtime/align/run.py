@@ -21,7 +21,7 @@ T = TypeVar("T")
 def logits_of(product: Product, prompts: Prompts, recorder: Recorder | None) -> Tensor:
     """[L, V] float32 of all prompts, through the paged cache; on other ranks than the first, of their tokens alone."""
     size = product.block_size
-    kv = product.allocate(num_blocks(prompts, size))
+    kv = product.allocate(num_blocks(prompts, size), len(prompts))
     decoder = product.decoder if recorder is None else traced_decoder(product.decoder, recorder)
     count = sum(map(len, prompts))
     logits_LV: Tensor | None = None

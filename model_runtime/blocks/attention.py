@@ -1,7 +1,7 @@
 """Grouped-query attention with its weight table. Called by the decoder, engine and worker processes.
 
-Legend: T tokens, C hidden size, H query heads, G key/value heads, D channels of a head, E = (H + 2 G) D; W channels
-of all heads of a rank.
+Legend: T tokens, C hidden size, H query heads, G key/value heads, D channels of a head, E = (H + 2 G) D; W and X
+channels of all heads of a rank.
 """
 
 import torch
@@ -20,7 +20,7 @@ def attention_table(config: ModelConfig, name: str, key: str) -> list[Parameter]
     """The parameters under `name` and the checkpoint keys under `key` that fill them; q, k and v are stacked."""
     query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv = (
-        Slot(f"{key}.q_proj", query_rows, "heads"),
+        Slot(f"{key}.q_proj", query_rows * (2 if config.attention_gate else 1), "heads"),
         Slot(f"{key}.k_proj", key_rows, "kv_heads"),
         Slot(f"{key}.v_proj", key_rows, "kv_heads"),
     )
@@ -78,6 +78,7 @@ class Attention:
             softcap=config.attention_softcap,
             sinks_H=parameters.vectors.get(f"{name}.sinks"),
         )
+        self.gated = config.attention_gate
         self.qkv: Linear = parameters.linear(f"{name}.qkv")
         self.output: Linear = parameters.linear(f"{name}.output")
         self.norms: HeadNorms | None = None
@@ -90,16 +91,32 @@ class Attention:
             vectors = parameters.vectors
             self.norms = HeadNorms(vectors[f"{name}.q_norm"], vectors[f"{name}.k_norm"], config.rms_norm_eps)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a layer program knows all that it does."""
+        return not (self.norms_over_ranks or self.gated)
+
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:
         """[T, C] -> [T, C]; writes the step's keys and values to their slots in `kv`."""
-        qkv_TE = ops.linear(x_TC, self.qkv.weight, self.qkv.bias)
+        qkv_TE, gate_TX = self._apart(ops.linear(x_TC, self.qkv.weight, self.qkv.bias))
         if self.norms_over_ranks:
             self._normalise_with_other_ranks(qkv_TE)
         elif self.norms is not None:
             ops.qk_norm(qkv_TE, self.norms.query, self.norms.key, self.norms.eps, self.shape)
         ops.rope_and_cache(qkv_TE, rope, batch, kv, self.shape)
-        mixed_THD = ops.paged_attention(qkv_TE, kv, batch, self.shape, self.scoring)
-        return ops.linear(mixed_THD, self.output.weight, self.output.bias)
+        mixed_TX = ops.paged_attention(qkv_TE, kv, batch, self.shape, self.scoring)
+        if gate_TX is not None:
+            mixed_TX *= ops.activate(gate_TX.contiguous(), "sigmoid")
+        return ops.linear(mixed_TX, self.output.weight, self.output.bias)
+
+    def _apart(self, made_TX: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Queries, keys and values [T, E], and gates [T, H D] if they stand behind each head's query."""
+        if not self.gated:
+            return made_TX, None
+        width = self.shape.num_heads * self.shape.head_dim
+        pairs_TH2D = made_TX[:, : 2 * width].reshape(len(made_TX), -1, 2, self.shape.head_dim)
+        query_TX, gate_TX = (part_THD.flatten(1) for part_THD in pairs_TH2D.unbind(2))
+        return torch.cat((query_TX, made_TX[:, 2 * width :]), dim=1), gate_TX
 
     def _normalise_with_other_ranks(self, qkv_TE: Tensor) -> None:
         """RMS norms of all heads of a token, of which this rank has some, in place."""

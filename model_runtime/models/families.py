@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from model_runtime.models.families_dense import DENSE
 from model_runtime.models.families_experts import MIXTURES
+from model_runtime.models.families_hybrid import HYBRIDS
 from model_runtime.models.families_latent import LATENT
 from model_runtime.models.families_mixed import MIXED
 from model_runtime.models.family import Family, sizes
@@ -16,6 +17,7 @@ FAMILIES: Mapping[str, Family] = {
     **LATENT,
     **MIXTURES,
     **MIXED,
+    **HYBRIDS,
     "llama": Family(
         qkv_bias="attention_bias",
         output_bias="attention_bias",

@@ -95,6 +95,8 @@ class Family:
     """Config keys of factors and caps, which `hf_scales.py` knows."""
     refused: Mapping[str, object] = field(default_factory=dict)
     """Config keys of what is not supported, with the value that they must have if they are there."""
+    config_names: Mapping[str, str] = field(default_factory=dict)
+    """Keys of config.json that other families call otherwise."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Parts of the checkpoint's keys, between dots, that other families call otherwise."""
     spelling: Callable[[str, int, ModelConfig], Mapping[str, slice]] | None = None

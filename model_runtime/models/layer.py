@@ -12,12 +12,12 @@ from torch import Tensor
 
 from model_runtime.architecture import ModelConfig, NormPlaces
 from model_runtime.batch import Batch
-from model_runtime.blocks.attention import Attention, attention_table
+from model_runtime.blocks.attention import Attention
 from model_runtime.blocks.expert_exchange import ExpertExchange
-from model_runtime.blocks.mla import LatentAttentionBlock, latent_attention_table
+from model_runtime.blocks.mixer import Mixer, make_mixer, mix, mixer_table
 from model_runtime.blocks.mlp import MLP, mlp_table
 from model_runtime.blocks.moe import MixtureOfExperts, moe_table
-from model_runtime.caches import Caches, LayerCache, keys_and_values, latents
+from model_runtime.caches import Caches, LayerCache
 from model_runtime.ops.registry import DenseLayer, LayerStack, Ops, RopeTable
 from model_runtime.own_block import FeedForwardBlock
 from model_runtime.parallel import Alone, Collectives
@@ -51,12 +51,11 @@ def layer_table(config: ModelConfig, layer: int, *, first_expert_only: bool = Fa
     """The parameters of a layer, in the order in which they are loaded; as in `moe_table`, of one expert if so said."""
     name, key = f"layers.{layer}", f"model.layers.{layer}"
     norms = NORMS[config.norm_places]
-    attention = attention_table if config.latent is None else latent_attention_table
     own = mlp_table if config.own_feed_forward is None else config.own_feed_forward.table
     feed_forward = partial(moe_table, only_first=first_expert_only) if _has_experts(config, layer) else own
     return [
         *(wide_norm_table(config, f"{name}.{norm}", f"{key}.{norm_key}") for norm, norm_key in norms.items()),
-        *attention(config, f"{name}.attention", f"{key}.self_attn"),
+        *mixer_table(config, layer, f"{name}.attention", f"{key}.self_attn"),
         *feed_forward(config, f"{name}.mlp", f"{key}.mlp"),
     ]
 
@@ -83,11 +82,7 @@ class Layer:
         self.parallel, self.residual_scale = config.norm_places == "parallel", config.residual_scale
         self.has_other_rope = config.has_other_rope(layer)
         self.attention_norm_C = vectors.get(f"{name}.attention_norm")
-        self.attention: Attention | LatentAttentionBlock
-        if config.latent is None:
-            self.attention = Attention(config, layer, f"{name}.attention", parameters, collectives)
-        else:
-            self.attention = LatentAttentionBlock(config, f"{name}.attention", parameters)
+        self.attention: Mixer = make_mixer(config, layer, f"{name}.attention", parameters, collectives)
         self.attention_result_norm_C = vectors.get(f"{name}.attention_result_norm")
         self.mlp_norm_C = vectors.get(f"{name}.mlp_norm")
         self.mlp: MixtureOfExperts | MLP | FeedForwardBlock
@@ -102,22 +97,16 @@ class Layer:
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: LayerCache) -> Tensor:
         """[T, C] -> [T, C]; may change x_TC."""
         rows_TC = self._normed(ops, x_TC, self.attention_norm_C)
-        x_TC += self._summed(ops, self._attended(ops, rows_TC, rope, batch, kv), self.attention_result_norm_C)
+        x_TC += self._summed(ops, mix(self.attention, ops, rows_TC, rope, batch, kv), self.attention_result_norm_C)
         if not self.parallel:
             rows_TC = self._normed(ops, x_TC, self.mlp_norm_C)
         x_TC += self._summed(ops, self.mlp.forward(ops, rows_TC), self.mlp_result_norm_C)
         return x_TC
 
-    def _attended(self, ops: Ops, rows_TC: Tensor, rope: RopeTable, batch: Batch, kv: LayerCache) -> Tensor:
-        """[T, C]: attention over what the layer keeps."""
-        if isinstance(self.attention, LatentAttentionBlock):
-            return self.attention.forward(ops, rows_TC, rope, batch, latents(kv))
-        return self.attention.forward(ops, rows_TC, rope, batch, keys_and_values(kv))
-
     def dense(self) -> DenseLayer | None:
         """The layer as data, if it is of the dense kind."""
         attention, mlp = self.attention, self.mlp
-        if not isinstance(attention, Attention) or not isinstance(mlp, MLP) or attention.norms_over_ranks:
+        if not isinstance(attention, Attention) or not isinstance(mlp, MLP) or not attention.is_plain:
             return None
         return DenseLayer(
             eps=self.eps,

@@ -200,8 +200,8 @@ class LayerProgram:
             return
         assert len(kv) == len(self._layers), f"{len(kv)} caches for {len(self._layers)} layers"
         caches = (
-            CKVLayer(*kv_arguments(keys_and_values(cache), block_size, layer.shape), cache.num_blocks * block_size)
-            for cache, layer in zip(kv, self._layers, strict=True)
+            CKVLayer(*kv_arguments(cache, block_size, layer.shape), cache.num_blocks * block_size)
+            for cache, layer in zip(map(keys_and_values, kv), self._layers, strict=True)
         )
         self._kv, self._caches = kv, (CKVLayer * len(kv))(*caches)
 

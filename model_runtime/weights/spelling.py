@@ -5,6 +5,7 @@ several matrices in one. Used by `checkpoint.py`, engine and worker processes.
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
+from math import prod
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from model_runtime.models.packages import family_named
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.latent_heads import latent_heads
-from model_runtime.weights.source import Index, StoredTensor, TensorSource
+from model_runtime.weights.source import Index, Numbers, StoredTensor, TensorSource, read, whole
 from model_runtime.weights.stacks import unstacked
 
 
@@ -24,6 +25,7 @@ def plain_source(source: TensorSource, config: ModelConfig) -> TensorSource:
     spelling = spelling_of(config)
     order = family_named(config.family).stacked_experts
     source = unstacked(source, order, config.hidden_size) if order else source
+    source = {key: Flat(tensor) if len(tensor.shape) > 2 else tensor for key, tensor in source.items()}
     names: dict[str, tuple[str, slice]] = {}
     for key in sorted(source):
         rows = (*source[key].shape, 1)[0]
@@ -107,3 +109,29 @@ class Rows:
         """Where some of the rows are in the tensor."""
         start = self._rows.start
         return (slice(start + index[0].start, start + index[0].stop), *index[1:])
+
+
+class Flat(Numbers):
+    """A small tensor of many dimensions as a vector: a StoredTensor."""
+
+    def __init__(self, tensor: StoredTensor) -> None:
+        self._tensor = tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As in StoredTensor."""
+        return (prod(self._tensor.shape),)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As in StoredTensor."""
+        return self._tensor.dtype
+
+    @property
+    def file(self) -> str:
+        """As in StoredTensor."""
+        return self._tensor.file
+
+    def read_into(self, index: Index, target: Tensor) -> None:
+        """As in StoredTensor; reads all."""
+        target.copy_(read(self._tensor, whole(self._tensor.shape)).flatten()[index[0]])

@@ -17,6 +17,7 @@ from model_runtime.ops import load_ops
 from model_runtime.planning import Outline, RankNeeds, rank_needs
 from model_runtime.share import Share
 from model_runtime.stages import rank_shares
+from model_runtime.state_store import refused_states
 from scheduler.config import SchedulerConfig
 from server.config import ProcessConfig, ServeConfig
 from server.plan.devices import Devices
@@ -83,12 +84,12 @@ class Fit:
     @property
     def fullest(self) -> RankNeeds:
         """The rank with the least room for blocks."""
-        return min(self.ranks, key=lambda needs: (self.budget - self.without_kv(needs)) / needs.block_bytes)
+        return min(self.ranks, key=lambda needs: (self.budget - self.without_kv(needs)) / max(1, needs.block_bytes))
 
     def without_kv(self, needs: RankNeeds) -> int:
         """Bytes that a rank takes beside keys and values."""
         images = 0 if needs.images is None else needs.images.cache
-        return needs.weight_bytes + needs.exchange + images + needs.largest_step + self.tables(needs)
+        return needs.weight_bytes + needs.states + needs.exchange + images + needs.largest_step + self.tables(needs)
 
     def tables(self, needs: RankNeeds) -> int:
         """Of rotations."""
@@ -184,7 +185,11 @@ def _fitted(
 ) -> Candidate:
     quantization, kv_type = precision
     runtime = replace(runtime, quantization=quantization, kv_cache_dtype=kv_type)
-    refused = refused_ranks(runtime.num_ranks, devices.kind) or _refused_replicas(runtime, split.replicas)
+    refused = (
+        refused_ranks(runtime.num_ranks, devices.kind)
+        or refused_states(model.opened.config, runtime, asked.scheduler, devices.kind)
+        or _refused_replicas(runtime, split.replicas)
+    )
     candidate = Candidate(split=split, quantization=quantization, kv_type=kv_type, refused=refused)
     try:
         fit = _fit(model, devices, asked, split, runtime, shares)

@@ -109,6 +109,8 @@ def parts(fit: Fit) -> dict[str, int]:
     needs = fit.fullest
     found: dict[str, int] = dict([*needs.weights.parts.items(), *needs.vision.items()])
     found |= {"rotations": fit.tables(needs), "keys and values": fit.kv(needs), "largest step": needs.largest_step}
+    if needs.states:
+        found["states"] = needs.states
     if needs.images is not None:
         found["encoded images"] = needs.images.cache
     if needs.exchange:

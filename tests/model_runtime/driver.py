@@ -33,7 +33,8 @@ class Outcome:
 
 
 def _cache(model: LoadedModel, config: SchedulerConfig, num_blocks: int, kv_type: torch.dtype) -> list[LayerCache]:
-    kv = allocate_caches(model.config, num_blocks, config.block_size, kv_type, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    kv = allocate_caches(model.config, num_blocks, config.block_size, kv_type, cpu, config.num_states)
     fill_with_nan(kv)
     return kv
 
@@ -68,7 +69,11 @@ class Session:
         decoder = model.decoder
         self.runner = Runner(decoder, kv, config.block_size, ops, draft=draft_model, final_norm=decoder.final_norm)
         self.scheduler = Scheduler(
-            config, num_blocks=num_blocks, max_model_len=model.config.max_position, drafter=drafter
+            config,
+            num_blocks=num_blocks,
+            max_model_len=model.config.max_position,
+            drafter=drafter,
+            has_states=model.config.delta is not None,
         )
         self.largest_chunk = 0
         """Most tokens that a sequence was given in a step."""

@@ -13,6 +13,7 @@ from model_runtime.kernels.library import library
 from model_runtime.kv_store import KVLayer, allocate, quantise
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import HeadShape, Ops, RopeTable
+from model_runtime.state_store import StateLayer
 from scheduler.plan import ImageSpans, SampleRows, ScoreRows, StepPlan, ints
 
 CPU = torch.device("cpu")
@@ -110,7 +111,7 @@ def kv_cache(shape: HeadShape, num_blocks: int, block_size: int, dtype: torch.dt
 def fill_with_nan(layers: Caches) -> None:
     """Every number, or of int8 every scale."""
     for layer in layers:
-        for pool in layer.pools:
+        for pool in (layer.conv_NPC, layer.delta_NHKV) if isinstance(layer, StateLayer) else layer.pools:
             pool.fill_(float("nan") if pool.is_floating_point() else 100)
 
 

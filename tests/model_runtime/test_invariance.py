@@ -18,7 +18,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.plan import ints
 from scheduler.request import Request, SamplingParams
 from server.embedded import embedded_path
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import HYBRID, make_checkpoint
 from tests.model_runtime.driver import Outcome, Session
 
 NUM_PROMPTS = 50
@@ -126,7 +126,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
         if name == "smollm2":
             return make_case(load(embedded_path()), lambda generator: generator.choice(LENGTHS), 3, both=False)
         family, _, kv_type = name.partition(" ")
-        overrides: dict[str, dict[str, object]] = {"llama": {}, "mistral": {"sliding_window": 8}}
+        overrides: dict[str, dict[str, object]] = {"llama": {}, "mistral": {"sliding_window": 8}, "qwen3_next": HYBRID}
         folder = tmp_path_factory.mktemp(name)
         make_checkpoint(folder, family, overrides[family])
         return make_case(
@@ -154,7 +154,7 @@ def one_thread() -> Iterator[None]:
     set_threads(before)
 
 
-MODELS = ("llama", "mistral", "llama int8", pytest.param("smollm2", marks=pytest.mark.model))
+MODELS = ("llama", "mistral", "llama int8", "qwen3_next", pytest.param("smollm2", marks=pytest.mark.model))
 
 
 def assert_as_alone(case: Case, requests: list[Request], outcomes: dict[int, Outcome]) -> None:
@@ -163,8 +163,8 @@ def assert_as_alone(case: Case, requests: list[Request], outcomes: dict[int, Out
 
 
 def thinned(case: Case, name: str) -> list[Request]:
-    """Every sixth request of the large model, for tests that take a step for each few tokens of it."""
-    return case.requests[::6] if name == "smollm2" else case.requests
+    """Some requests of the slower models, for tests that take a step for each few tokens of them."""
+    return case.requests[:: {"smollm2": 6, "qwen3_next": 2}.get(name, 1)]
 
 
 def shuffled(requests: list[Request], seed: int) -> list[Request]:
@@ -202,7 +202,7 @@ def test_among_neighbours_in_chunks(
 def test_cold_and_warm_prefix_cache(cases: Callable[[str], Case], name: str) -> None:
     """Twice over one cache; the second time all full blocks of the prompts are there."""
     case = cases(name)
-    config = SchedulerConfig(max_num_seqs=33, block_size=4, max_queued_requests=1000)
+    config = SchedulerConfig(max_num_seqs=33, block_size=4, max_queued_requests=1000, max_state_checkpoints=100)
     session = case.session(config, sum(len(request.prompt_ids) // 4 + 8 for request in case.requests))
     assert_as_alone(case, case.requests, session.run(shuffled(case.requests, 1)))
     cold_hits = session.scheduler.stats().prefix_hits

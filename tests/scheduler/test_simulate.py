@@ -54,7 +54,7 @@ def test_ten_thousand_random_steps_with_images() -> None:
 def test_random_steps_of_models_with_states(with_images: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every slot that is read is checked; checkpoints are made all along a text."""
     monkeypatch.setattr(state_slots, "MARK_TOKENS", 4)
-    summary = simulate(2500, seed=1, with_images=with_images, with_states=True)
+    summary = simulate(2500, seed=2, with_images=with_images, with_states=True)
     assert summary.prefix_hits > 50
     assert summary.preemptions > 10
 

@@ -1,0 +1,88 @@
+"""Reads what a config.json says of layers with a state in place of attention, in the keys of each family. Called by
+`hf_config.py` through the rows of `models/families_hybrid.py`, engine and worker processes; does not import torch."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from model_runtime.architecture import DeltaRule, ModelConfig
+from model_runtime.hf_values import Json, fail, integer, mapping, value_of
+
+KERNEL = "linear_conv_kernel_dim"
+LAYER_TYPES = ("linear_attention", "full_attention")
+
+
+def with_gated_delta_net(read: ModelConfig, config: Json) -> ModelConfig:
+    """Qwen3-Next and Qwen3.5. Raises CheckpointError naming the key that is wrong."""
+    key_heads, value_heads = integer(config, "linear_num_key_heads"), integer(config, "linear_num_value_heads")
+    if value_heads % key_heads:
+        fail("linear_num_value_heads", value_heads, f"a multiple of the {key_heads} key heads")
+    rule = DeltaRule(
+        layers=_layers(config, read.num_layers),
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=integer(config, "linear_key_head_dim"),
+        value_dim=integer(config, "linear_value_head_dim"),
+        conv_width=integer(config, "linear_conv_kernel_dim"),
+        interleaved=read.family == "qwen3_next",
+        gate="silu",
+    )
+    return replace(read, delta=rule, attention_gate=True, norm_weights_less_one=True)
+
+
+def with_kimi_delta(read: ModelConfig, config: Json) -> ModelConfig:
+    """Kimi Linear, whose attention is latent and knows no positions. Published files have keys of their own under
+    linear_attn_config, and count layers from 1. Raises CheckpointError naming the key that is wrong."""
+    published = mapping(config, "linear_attn_config")
+    names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim", "short_conv_kernel_size": KERNEL}
+    linear = {**config, **{names[key]: value for key, value in published.items() if key in names}}
+    heads, width = integer(linear, "linear_num_heads"), integer(linear, "linear_head_dim")
+    rule = DeltaRule(
+        layers=_published_layers(published, read.num_layers) if published else _layers(config, read.num_layers),
+        key_heads=heads,
+        value_heads=heads,
+        key_dim=width,
+        value_dim=width,
+        conv_width=integer(linear, KERNEL),
+        decay_rank=width,
+        decay_bound=_bound(published),
+        gate="sigmoid",
+        gate_rank=0 if published.get("use_full_rank_gate") else width,
+    )
+    read = replace(read, rope=replace(read.rope, rotary_dim=0), delta=rule)
+    kinds, experts = config["mlp_layer_types"], read.experts
+    if kinds is None or experts is None:
+        return read
+    if not isinstance(kinds, list) or len(kinds) != read.num_layers or not set(kinds) <= {"dense", "sparse"}:
+        fail("mlp_layer_types", kinds, f"{read.num_layers} of dense, sparse")
+    dense = tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
+    return replace(read, experts=replace(experts, dense_layers=dense))
+
+
+def _bound(published: Mapping[str, object]) -> float:
+    bound = published.get("gate_lower_bound")
+    if bound is None:
+        return 0.0
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or bound >= 0:
+        fail("linear_attn_config.gate_lower_bound", bound, "a negative number")
+    return float(bound)
+
+
+def _published_layers(published: Mapping[str, object], num_layers: int) -> tuple[bool, ...]:
+    delta, full = (value_of(published, key) for key in ("kda_layers", "full_attn_layers"))
+    if not isinstance(delta, list) or not isinstance(full, list) or sorted(delta + full) != [*range(1, num_layers + 1)]:
+        fail("linear_attn_config", dict(published), f"kda_layers and full_attn_layers, together 1 to {num_layers}")
+    if not full:
+        fail("linear_attn_config.full_attn_layers", full, "a list of at least one layer")
+    return tuple(layer in delta for layer in range(1, num_layers + 1))
+
+
+def _layers(config: Json, num_layers: int) -> tuple[bool, ...]:
+    types = value_of(config, "layer_types")
+    if types is None:
+        interval = integer(config, "full_attention_interval")
+        return tuple((layer + 1) % interval > 0 for layer in range(num_layers))
+    if not isinstance(types, list) or len(types) != num_layers or any(kind not in LAYER_TYPES for kind in types):
+        fail("layer_types", types, f"{num_layers} of {', '.join(LAYER_TYPES)}")
+    if LAYER_TYPES[1] not in types:
+        fail("layer_types", types, f"a list with a {LAYER_TYPES[1]}")
+    return tuple(kind == LAYER_TYPES[0] for kind in types)

@@ -1,0 +1,57 @@
+"""A model with states (Qwen3-Next, tiny) through a whole server: the same text alone, from its prefix cache, beside
+others, and when its engine is killed in its midst."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import HYBRID, make_checkpoint
+from tests.end_to_end.conftest import Server, run_server, sse_events
+
+PROMPT = "All work and no play makes Jack a dull boy. " * 3
+
+
+def body(server: Server, index: int) -> dict[str, Any]:
+    return {
+        "model": server.model,
+        "prompt": PROMPT + str(index),
+        "max_tokens": 90,
+        "temperature": 1.0,
+        "seed": index,
+        "logit_bias": {"2": -100},
+    }
+
+
+def text(server: Server, index: int) -> str:
+    return server.post("/v1/completions", **body(server, index))["choices"][0]["text"]
+
+
+def disturbed(server: Server, index: int) -> str:
+    """The text of a stream in whose midst the engine is killed."""
+    said = ""
+    with (
+        server.client() as client,
+        client.stream("POST", "/v1/completions", json=body(server, index) | {"stream": True}) as response,
+    ):
+        for count, event in enumerate(sse_events(response.iter_lines())):
+            if count == 20:
+                server.children()["engine"].kill()
+            said += event["choices"][0]["text"] if event.get("choices") else ""
+    return said
+
+
+@pytest.mark.timeout(120)
+def test_the_text_is_the_same_however_it_is_computed(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "qwen3_next", HYBRID)
+    with run_server("--max-num-seqs", "4", model=str(tmp_path)) as server:
+        alone = [text(server, index) for index in range(3)]
+        assert len(set(alone)) == 3
+        hits = server.metrics()["prefix_cache_hits_total"]
+        assert hits > 2 * (len(PROMPT) // 16 - 1) * 16  # the texts part in the last block
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(lambda index: text(server, index), range(3))) == alone
+        assert server.metrics()["prefix_cache_hits_total"] > hits
+        assert disturbed(server, 1) == alone[1]
+        assert server.is_idle()
