@@ -276,10 +276,11 @@ def random_config(family: str, seed: int) -> Overrides:
     return config
 
 
-def make_random_model(folder: Path, family: str, seed: int) -> PreTrainedModel:
+def make_random_model(folder: Path, family: str, seed: int, overrides: Overrides | None = None) -> PreTrainedModel:
     """Writes a float32 checkpoint whose weights are wide enough that logits differ clearly."""
     # the other implementations of attention leave caps out
-    config = CONFIG_MAPPING[family](**random_config(family, seed), attn_implementation="eager")
+    drawn = random_config(family, seed) | (overrides or {})
+    config = CONFIG_MAPPING[family](**drawn, attn_implementation="eager")
     model = AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

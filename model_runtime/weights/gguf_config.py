@@ -1,20 +1,19 @@
 """Reads a GGUF file's metadata into a `ModelConfig`. Called by `checkpoint.py` in the engine process; torch-free.
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Biases and a separate output matrix are not in the
-metadata; whether their tensors are in the file tells.
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and those of `gguf_families.py`. They are put as
+config.json's, whose reader knows the family. Biases and a separate output matrix are not in the metadata; whether their
+tensors are in the file tells.
 """
 
 import struct
+from dataclasses import replace
 
-from model_runtime.architecture import ModelConfig, RopeConfig
-from model_runtime.hf_config import check_shapes
+from model_runtime.architecture import ModelConfig
+from model_runtime.hf_config import read_hf_config
 from model_runtime.hf_rope import yarn_attention_factor
-from model_runtime.models.families import FAMILIES
 from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.gguf_families import ARCHITECTURES, GgufFamily
 from model_runtime.weights.gguf_file import GgufFile
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""Values of general.architecture that are served; each is also the name of its family (mistral files say llama)."""
 
 ROPE_DIVISORS = "rope_freqs.weight"
 _F32 = 0
@@ -59,27 +58,26 @@ def _divisors(file: GgufFile, pairs: int) -> tuple[float, ...]:
         return struct.unpack(f"<{pairs}f", data.read(tensor.num_bytes))
 
 
-def _rope(file: GgufFile, metadata: _Metadata, head_dim: int) -> RopeConfig:
+def _rope(file: GgufFile, metadata: _Metadata, head_dim: int) -> dict[str, object]:
+    """What config.json has under rope_scaling."""
     if metadata.integer("rope.dimension_count", head_dim) != head_dim:
         raise CheckpointError(f"{file.path.name}: rotating a part of a head is not supported")
-    theta, divisors = metadata.number("rope.freq_base", 10000.0), _divisors(file, head_dim // 2)
     kind = file.metadata.get(f"{metadata.prefix}.rope.scaling.type", "none")
     if kind == "none":
-        return RopeConfig(theta=theta, rotary_dim=head_dim, divisors=divisors)
+        return {}
     factor = metadata.number("rope.scaling.factor")
     if kind == "linear":
-        return RopeConfig(theta=theta, rotary_dim=head_dim, kind="linear", factor=factor, divisors=divisors)
+        return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise CheckpointError(f"{file.path.name}: rope scaling {kind!r} is not supported; none, linear and yarn are")
-    return RopeConfig(
-        theta=theta,
-        rotary_dim=head_dim,
-        kind="yarn",
-        factor=factor,
-        original_max_position=metadata.integer("rope.scaling.original_context_length"),
-        attention_factor=metadata.number("rope.scaling.attn_factor", 1.0) * yarn_attention_factor(factor),
-        divisors=divisors,
-    )
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length"),
+        "attention_factor": metadata.number("rope.scaling.attn_factor", 1.0) * yarn_attention_factor(factor),
+        "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
+    }
 
 
 def _eos_token_ids(file: GgufFile) -> tuple[int, ...]:
@@ -105,36 +103,48 @@ def _head_dim(metadata: _Metadata) -> int:
     return head_dim
 
 
+def _config_json(file: GgufFile, family: GgufFamily, metadata: _Metadata) -> dict[str, object]:
+    """What config.json would say."""
+    num_heads, head_dim = metadata.integer("attention.head_count"), _head_dim(metadata)
+    config: dict[str, object] = {
+        "model_type": family.family,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": metadata.integer("embedding_length"),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "num_hidden_layers": metadata.integer("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": metadata.integer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": metadata.integer("context_length"),
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
+        "rope_scaling": _rope(file, metadata, head_dim),
+        "rms_norm_eps": metadata.number(family.norm_eps),
+        "layer_norm_eps": metadata.number(family.norm_eps),
+        "eos_token_id": list(_eos_token_ids(file)),
+        **family.fixed,
+    }
+    config |= {key: metadata.integer(name) for name, key in family.integers.items()}
+    return config | {key: metadata.number(name) for name, key in family.numbers.items() if metadata.has(name)}
+
+
 def read_gguf_config(file: GgufFile) -> ModelConfig:
     """The architecture that the metadata describes. Raises CheckpointError naming what is wrong or not supported."""
-    family, tensors = _architecture(file), file.tensors
-    metadata = _Metadata(file, family)
+    architecture, tensors = _architecture(file), file.tensors
+    family, metadata = ARCHITECTURES[architecture], _Metadata(file, architecture)
     if "token_embd.weight" not in tensors:
         raise CheckpointError(f"{file.path.name}: tensor token_embd.weight is missing")
-    if metadata.has("expert_count"):
-        raise CheckpointError(f"{file.path.name}: mixtures of experts are not supported")
-    num_layers, num_heads = metadata.integer("block_count"), metadata.integer("attention.head_count")
-    head_dim = _head_dim(metadata)
-    window = metadata.integer("attention.sliding_window") if metadata.has("attention.sliding_window") else 0
-    return check_shapes(
-        ModelConfig(
-            family=family,
-            vocab_size=tensors["token_embd.weight"].shape[0],
-            hidden_size=metadata.integer("embedding_length"),
-            intermediate_size=metadata.integer("feed_forward_length"),
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=metadata.integer("attention.head_count_kv", num_heads),
-            head_dim=head_dim,
-            rms_norm_eps=metadata.number("attention.layer_norm_rms_epsilon"),
-            max_position=metadata.integer("context_length"),
-            rope=_rope(file, metadata, head_dim),
-            sliding_windows=(window,) * num_layers,
-            qkv_bias="blk.0.attn_q.bias" in tensors,
-            output_bias="blk.0.attn_output.bias" in tensors,
-            mlp_bias="blk.0.ffn_gate.bias" in tensors,
-            qk_norm=FAMILIES[family].qk_norm,
-            tie_word_embeddings="output.weight" not in tensors,
-            eos_token_ids=_eos_token_ids(file),
-        )
+    if metadata.has("expert_count") and "expert_count" not in family.integers:
+        raise CheckpointError(f"{file.path.name}: mixtures of experts are not supported in {architecture}")
+    read = read_hf_config(_config_json(file, family, metadata), None)
+    if metadata.has("attention.sliding_window") and "attention.sliding_window" not in family.integers:
+        window = metadata.integer("attention.sliding_window")
+        read = replace(read, sliding_windows=(window,) * read.num_layers)
+    return replace(
+        read,
+        max_position=metadata.integer("context_length"),
+        rope=replace(read.rope, divisors=_divisors(file, read.head_dim // 2), whole_pairs=family.whole_pairs),
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_gate.bias" in tensors,
+        tie_word_embeddings="output.weight" not in tensors,
     )

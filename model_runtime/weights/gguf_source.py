@@ -1,39 +1,31 @@
 """Tensors of a GGUF file under Hugging Face's keys. Used by `checkpoint.py`, engine and worker processes."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.dequantize import BLOCK_FORMATS, dequantize, plain_dtype
+from model_runtime.weights.gguf_families import ARCHITECTURES, LAYER, Names
 from model_runtime.weights.gguf_file import GGML_TYPES, GgufFile, GgufTensor
 from model_runtime.weights.source import Index, StoredTensor
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_INNER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
-def hf_key(name: str) -> str:
+def hf_key(name: str, names: Names = LAYER) -> str:
     """Hugging Face's key for a tensor of a GGUF file, or the name itself when the table does not know it."""
     stem, _, ending = name.rpartition(".")
     if stem in _OUTER:
         return f"{_OUTER[stem]}.{ending}"
     block, _, rest = stem.partition(".")
     layer, _, inner = rest.partition(".")
-    if block == "blk" and layer.isdecimal() and inner in _INNER:
-        return f"model.layers.{layer}.{_INNER[inner]}.{ending}"
+    if block == "blk" and layer.isdecimal() and inner in names:
+        key = f"model.layers.{layer}.{names[inner]}"
+        return key if key.endswith(".sinks") else f"{key}.{ending}"
     return name
 
 
@@ -110,13 +102,26 @@ def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, StoredTensor]
     """The tensors of a file, which stays mapped as long as they are there, under Hugging Face's keys. `config` is what
     `read_gguf_config` made of the same file."""
     mapped = torch.from_file(str(file.path), shared=False, size=file.path.stat().st_size, dtype=torch.uint8)
-    heads: dict[str, int] = {}
-    if file.metadata["general.architecture"] == "llama":
-        heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+    family = ARCHITECTURES[str(file.metadata["general.architecture"])]
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if family.turned else {}
     found: dict[str, StoredTensor] = {}
     for name, tensor in file.tensors.items():
-        key = hf_key(name)
-        turned = heads.get(key.split(".")[-2]) if "." in key else None
-        order = None if turned is None else _turned_in_pairs(tensor.shape[0], turned)
-        found[key] = GgufStored(file.path.name, mapped, tensor, order)
+        for key, part in _parts(hf_key(name, family.names), tensor):
+            turned = heads.get(key.split(".")[-2]) if "." in key else None
+            order = None if turned is None else _turned_in_pairs(part.shape[0], turned)
+            found[key] = GgufStored(file.path.name, mapped, part, order)
     return found
+
+
+def _parts(key: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
+    """A tensor, or the experts in it."""
+    if key.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1:  # the converter leaves out what is 1
+        tensor = replace(tensor, shape=(1, *tensor.shape))
+    if "{}" not in key:
+        yield key, tensor
+        return
+    count, *shape = tensor.shape
+    size = tensor.num_bytes // count
+    for expert in range(count):
+        offset = tensor.offset + expert * size
+        yield key.format(expert), replace(tensor, shape=tuple(shape), offset=offset, num_bytes=size)

@@ -23,10 +23,20 @@ _QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3_SPLIT = _QWEN2_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
+_ENDS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_LARGE, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_GPT4O_SPLIT = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_LARGE}*{_SMALL}+{_ENDS}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_LARGE}+{_SMALL}*{_ENDS}",
+        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
 _DIGITS_THEN_GPT2 = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 _GPT2 = ("gpt-2",)
 _LLAMA3 = ("llama3", "llama-v3", "llama-bpe")
 _QWEN2 = ("qwen2", "deepseek-r1-qwen")
+_GPT4O = ("gpt-4o",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,19 +176,20 @@ def _bpe(
 
 def _pre_tokenizer(path: Path, pre: GgufValue | None) -> pre_tokenizers.PreTokenizer:
     """How text is cut into words before merging. Sources: the table of regular expressions in llama.cpp's
-    src/llama-vocab.cpp, and the tokenizer.json files of the models that it names."""
+    src/llama-vocab.cpp, the tokenizer.json files of the models that it names, and tiktoken's o200k_base."""
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if pre in _GPT2:
         return gpt2
     if pre in _DIGITS_THEN_GPT2:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
-    if pre not in _LLAMA3 + _QWEN2:
-        known = ", ".join(_DIGITS_THEN_GPT2 + _GPT2 + _LLAMA3 + _QWEN2)
+    splits = {_LLAMA3: _LLAMA3_SPLIT, _QWEN2: _QWEN2_SPLIT, _GPT4O: _GPT4O_SPLIT}
+    split = next((split for names, split in splits.items() if pre in names), None)
+    if split is None:
+        known = ", ".join(_DIGITS_THEN_GPT2 + _GPT2 + _LLAMA3 + _QWEN2 + _GPT4O)
         raise CheckpointError(f"{path.name}: pre-tokenizer {pre!r} is not supported; known are {known}")
-    split = Regex(_LLAMA3_SPLIT if pre in _LLAMA3 else _QWEN2_SPLIT)
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(split, behavior="isolated"),
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

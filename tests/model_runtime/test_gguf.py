@@ -63,9 +63,10 @@ def metadata(writer: GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", 1.0))
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(1)
@@ -184,7 +185,7 @@ def test_every_name_is_translated_and_unknown_ones_are_kept() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"general.architecture": "gpt2"}, "general.architecture 'gpt2' is not supported; llama, qwen2, qwen3 are"),
+        ({"general.architecture": "gpt2"}, "general.architecture 'gpt2' is not supported; command-r, gpt-oss, "),
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": 2.5}, "llama.block_count must be an integer"),
         ({"llama.context_length": -1}, "llama.context_length must be a positive number"),

@@ -61,9 +61,24 @@ def test_gguf_smollm_equals_a_tokenizer_by_hand(tmp_path: Path) -> None:
     check()
 
 
-def test_gguf_splits_of_llama_3_and_qwen_2_are_those_of_transformers(tmp_path: Path) -> None:
+O200K = "|".join(
+    (
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""\p{N}{1,3}""",
+        r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""",
+        r"""\s*[\r\n]+""",
+        r"""\s+(?!\S)""",
+        r"""\s+""",
+    )
+)
+"""As tiktoken has it."""
+
+
+def test_gguf_splits_are_those_of_the_publishers(tmp_path: Path) -> None:
     llama3 = signature(TikTokenConverter.__init__).parameters["pattern"].default
-    for pre, pattern, normalizer in (("llama-bpe", llama3, None), ("qwen2", PRETOKENIZE_REGEX, normalizers.NFC())):
+    qwen2 = ("qwen2", PRETOKENIZE_REGEX, normalizers.NFC())
+    for pre, pattern, normalizer in (("llama-bpe", llama3, None), qwen2, ("gpt-4o", O200K, None)):
         fast = trained_bpe(CHATML_SPECIALS)
         metadata = gguf_metadata_of(fast, pre) | {"tokenizer.ggml.add_bos_token": False}
         tokenizer = load_tokenizer(write_gguf(tmp_path / f"{pre}.gguf", metadata))
@@ -72,7 +87,12 @@ def test_gguf_splits_of_llama_3_and_qwen_2_are_those_of_transformers(tmp_path: P
             fast.normalizer = normalizer
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         fast.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), byte_level])
-        for text in ("I'LL see 12345 of the  ends\r\n\n x", "e\u0301 té 1a\n \n", " \u2003the\t12", "<|im_end|>the"):
+        for text in (
+            "I'LL see 12345 of the  ends\r\n\n x",
+            "e\u0301 té 1a\n \n",
+            " \u2003the\t12",
+            "<|im_end|>theEnd a/\n",
+        ):
             assert tokenizer.encode(text, add_special_tokens=True, allow_special=True).tolist() == fast.encode(text).ids
 
 

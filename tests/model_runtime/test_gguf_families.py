@@ -1,0 +1,201 @@
+"""GGUF files of every architecture that is read: made of a checkpoint as llama.cpp's converter makes them, under the
+names that the gguf package has for them, they give the logits of transformers on that checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from model_runtime.checkpoint import load_model
+from model_runtime.ops import load_ops
+from model_runtime.weights.gguf_config import read_gguf_config
+from model_runtime.weights.gguf_families import ARCHITECTURES
+from model_runtime.weights.gguf_file import read_gguf
+from model_runtime.weights.gguf_source import gguf_tensors
+from model_runtime.weights.source import read, whole
+from tests.family_cases import Overrides, make_random_model
+from tests.model_runtime.paged import DEVICE, PagedRun
+from tests.model_runtime.ranks import on_threads
+from tests.model_runtime.test_alignment import random_prompts, reference_logits
+from tests.model_runtime.test_gguf import metadata, permuted
+from tests.model_runtime.test_gguf_file import finish
+
+ROPE = {"rope_type": "default", "rope_theta": 300.0}
+YARN = {"rope_type": "yarn", "rope_theta": 300.0, "factor": 4.0, "original_max_position_embeddings": 32}
+ALL_SPARSE: Overrides = {"mlp_only_layers": [], "decoder_sparse_step": 1}
+TURNED = ("llama", "granite", "smollm3")
+"""Whose converters are llama's."""
+Keys = Callable[[GGUFWriter, PreTrainedModel], None]
+
+
+def experts(writer: GGUFWriter, model: PreTrainedModel) -> None:
+    config = model.config
+    writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    is_oss = config.model_type == "gpt_oss"
+    writer.add_expert_feed_forward_length(config.intermediate_size if is_oss else config.moe_intermediate_size)
+
+
+def qwen2moe(writer: GGUFWriter, model: PreTrainedModel) -> None:
+    experts(writer, model)
+    writer.add_expert_shared_feed_forward_length(model.config.shared_expert_intermediate_size)
+
+
+def gpt_oss(writer: GGUFWriter, model: PreTrainedModel) -> None:
+    experts(writer, model)
+    writer.add_sliding_window(model.config.sliding_window)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(YARN["factor"])
+    writer.add_rope_scaling_orig_ctx_len(YARN["original_max_position_embeddings"])
+
+
+def granite(writer: GGUFWriter, model: PreTrainedModel) -> None:
+    writer.add_attention_scale(model.config.attention_multiplier)
+    writer.add_embedding_scale(model.config.embedding_multiplier)
+    writer.add_residual_scale(model.config.residual_multiplier)
+    writer.add_logit_scale(model.config.logits_scaling)
+
+
+def command_r(writer: GGUFWriter, model: PreTrainedModel) -> None:
+    writer.add_layer_norm_eps(model.config.layer_norm_eps)
+    writer.add_logit_scale(model.config.logit_scale)
+
+
+def nothing(writer: GGUFWriter, model: PreTrainedModel) -> None:
+    """The keys of all are enough."""
+
+
+CASES: dict[str, tuple[str, Overrides, Keys]] = {
+    "command-r": ("cohere", {"tie_word_embeddings": True, "attention_bias": False}, command_r),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {**YARN, "truncate": False},
+            "attention_bias": True,
+            "intermediate_size": 32,
+            "swiglu_limit": 7.0,
+        },
+        gpt_oss,
+    ),
+    "granite": ("granite", {"mlp_bias": False, "attention_bias": False}, granite),
+    "qwen2moe": ("qwen2_moe", {**ALL_SPARSE, "norm_topk_prob": False, "qkv_bias": True}, qwen2moe),
+    "qwen3moe": ("qwen3_moe", {**ALL_SPARSE, "norm_topk_prob": True, "attention_bias": False}, experts),
+    "smollm3": (
+        "smollm3",
+        {"no_rope_layers": None, "num_hidden_layers": 5, "attention_bias": False, "mlp_bias": False},
+        nothing,
+    ),
+}
+"""By architecture, with what its files cannot say otherwise: llama, qwen2 and qwen3 are in test_gguf.py."""
+
+
+def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts as the converter puts them together: gate and up apart, each [E, N, K]."""
+    found: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        before, _, after = key.partition(".experts.")
+        if key.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            tensor = tensor.transpose(1, 2)
+        if after.startswith("gate_up_proj"):
+            ending = ".bias" if after.endswith("_bias") else ".weight"
+            found[f"{before}.experts.gate_proj{ending}"] = tensor[:, ::2]
+            found[f"{before}.experts.up_proj{ending}"] = tensor[:, 1::2]
+        elif after.startswith("down_proj"):
+            found[f"{before}.experts.down_proj{'.bias' if after.endswith('_bias') else '.weight'}"] = tensor
+        elif after and after.startswith("0."):
+            group = [tensors[f"{before}.experts.{index}.{after[2:]}"] for index in range(count(tensors, before))]
+            found[f"{before}.experts.{after[2:]}"] = torch.stack(group)
+        elif not after:
+            found[key + ".weight" if key.endswith("sinks") else key] = tensor
+    return found
+
+
+def count(tensors: dict[str, Tensor], layer: str) -> int:
+    """Experts."""
+    return len({key.split(".experts.")[1].split(".")[0] for key in tensors if key.startswith(f"{layer}.experts.")})
+
+
+def convert(
+    folder: Path,
+    path: Path,
+    architecture: str,
+    model: PreTrainedModel,
+    keys: Keys,
+    experts_type: GGMLQuantizationType = GGMLQuantizationType.F32,
+) -> None:
+    """In F32, but for experts."""
+    names = gguf.get_tensor_name_map(
+        next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture),
+        model.config.num_hidden_layers,
+    )
+    heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
+    writer = GGUFWriter(path, architecture)
+    metadata(writer, model)
+    keys(writer, model)
+    for key, tensor in stacked(load_file(folder / "model.safetensors")).items():
+        if key == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        rows, name = tensor.squeeze().numpy(), names.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert name is not None, f"no name for {key}"
+        if architecture in TURNED and (projection := key.split(".")[-2]) in heads:
+            rows = permuted(rows, heads[projection])
+        rows = np.ascontiguousarray(rows)
+        if name.endswith("exps.weight") and experts_type != GGMLQuantizationType.F32:
+            writer.add_tensor(name, gguf.quants.quantize(rows, experts_type), raw_dtype=experts_type)
+        else:
+            writer.add_tensor(name, rows)
+    finish(writer)
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, PreTrainedModel]:
+    """A file, and the model that it was made of."""
+    family, overrides, keys = CASES[request.param]
+    parameters = {"rope_parameters": ROPE} | overrides
+    model = make_random_model(tmp_path / "hf", family, 0, parameters)
+    convert(tmp_path / "hf", tmp_path / "m.gguf", request.param, model, keys)
+    return tmp_path / "m.gguf", model
+
+
+def test_every_architecture_is_tried() -> None:
+    assert CASES.keys() | {"llama", "qwen2", "qwen3"} == ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_logits_are_those_of_the_checkpoint(case: tuple[Path, PreTrainedModel]) -> None:
+    path, model = case
+    (prompt,) = random_prompts((30,))
+    (expected,) = reference_logits(model, [prompt])
+    ops = load_ops(DEVICE, "reference")
+
+    def logits(collectives: object) -> Tensor:
+        loaded = load_model(path, ops, DEVICE, lambda done: None, collectives=collectives)  # type: ignore[arg-type]
+        return PagedRun(loaded.decoder).step({0: prompt})[0]
+
+    assert expected.std() > 0.1
+    for found in (logits(None), on_threads(2, logits)[0]):
+        assert (found - expected).abs().max().item() <= 1e-4
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("Q8_0", "q8_0"), ("Q4_0", "q4_0"), ("MXFP4", None)])
+def test_experts_of_integers_are_cut_apart_as_they_are(tmp_path: Path, kind: str, kept: str | None) -> None:
+    family, overrides, keys = CASES["gpt-oss"]
+    model, path = make_random_model(tmp_path / "hf", family, 0, overrides), tmp_path / "m.gguf"
+    stored = GGMLQuantizationType[kind]
+    convert(tmp_path / "hf", path, "gpt-oss", model, keys, stored)
+    file = read_gguf(path)
+    tensors = gguf_tensors(file, read_gguf_config(file))
+    raw = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
+    for name, part in (("gate", "gate_proj"), ("down", "down_proj")):
+        matrix = tensors[f"model.layers.1.mlp.experts.2.{part}.weight"]
+        expected = gguf.quants.dequantize(raw[f"blk.1.ffn_{name}_exps.weight"], stored)[2]
+        assert matrix.format == kept
+        assert np.array_equal(read(matrix, whole(matrix.shape), torch.float32).numpy(), expected)
