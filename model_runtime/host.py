@@ -3,7 +3,6 @@ of the API process (threads for images) and of the engine (threads to compute, m
 
 import os
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
@@ -82,7 +81,7 @@ def _core_quotas(root: Path, own: Path) -> list[int]:
     return quotas
 
 
-def anonymous_bytes(pid: int | Literal["self"]) -> int:
+def anonymous_bytes(pid: int) -> int:
     """Memory of a process that is no file's. Raises OSError, ValueError where the system does not tell."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Anonymous:"):

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from model_runtime.align.product import Product
-from model_runtime.host import anonymous_bytes
 from model_runtime.kv_store import KVLayer
 from model_runtime.latent_store import LatentLayer
 from model_runtime.models.decoder import Decoder
@@ -154,11 +153,6 @@ def token_parts(layer: KVLayer | LatentLayer, block: int, offset: int) -> Slot:
         return parts if layer.scales_NB2 is None else (*parts, layer.scales_NB2[block, offset])
     parts = layer.key_NHDB[block, :, :, offset], layer.value_NHBD[block, :, offset]
     return parts if layer.scales_NH2B is None else (*parts, layer.scales_NH2B[block, :, :, offset])
-
-
-def taken_bytes(device: torch.device) -> int:
-    """Of a device, or by this process where that is the CPU."""
-    return anonymous_bytes("self") if device.type == "cpu" else torch.cuda.memory_allocated(device)
 
 
 def shuffled(num_blocks: int, rng: random.Random) -> list[int]:

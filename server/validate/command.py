@@ -20,7 +20,7 @@ from rich.console import Console
 from loadtest.conditions import surroundings
 from server.models import resolve_model
 from server.options import OptionError
-from server.validate import answers, context, curves, document, images, preemption, soak
+from server.validate import alignment, answers, context, curves, document, images, memory, preemption, soak
 from server.validate import state as state_file
 from server.validate.asking import Refused
 from server.validate.gate import LOG, Gate
@@ -36,6 +36,8 @@ DEFAULT_FOLDER = Path("firstlight-validate")
 
 RUN: Mapping[str, Callable[[Gate], StageResult]] = MappingProxyType(
     {
+        "memory": memory.run,
+        "align": alignment.run,
         "answers": answers.run,
         "images": images.run,
         "curves": curves.run,
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         (folder / LOG).write_text("")
     except OSError as error:
         raise OptionError(f"--folder: {error}") from None
-    gate = Gate(config, settings.effort, model, settings.serve_arguments, folder, shown.told)
+    gate = Gate(config, model, settings, folder, shown.told)
     inputs = (state_file.model_state(model.path), config, state_file.program_state())
     results: dict[str, StageResult] = {}
     try:
@@ -75,7 +77,7 @@ def _stage(name: str, gate: Gate, inputs: tuple[object, ...], shown: Shown) -> S
     """Run it, unless it has passed before; the state is written when it is over."""
     path = gate.folder / STATE
     state: State = state_file.read(path)
-    own_inputs = state_file.digest(name, gate.effort, *inputs)
+    own_inputs = state_file.digest(name, gate.effort, gate.align_arguments, *inputs)
     kept = state.passed(name, own_inputs)
     if kept is not None:
         shown.ended(STAGES[name], kept, is_kept=True)

@@ -22,10 +22,10 @@ from model_runtime.long_text import (
     checked_positions,
     compared_alone,
     compared_in_other_chunks,
-    taken_bytes,
 )
 from model_runtime.memory import PlanError, model_length
 from model_runtime.memory_caches import cache_block_bytes
+from model_runtime.memory_meter import MemoryMeter
 from model_runtime.memory_steps import FLOAT_BYTES, step_bytes
 from model_runtime.ops import is_compiled
 from model_runtime.weights.errors import CheckpointError
@@ -71,7 +71,7 @@ def compute(config: ServeConfig, wanted: ContextWanted, told: Callable[[float, s
     if not text.is_plain:
         raise PlanError("the caches of this model are not keys and values of each token")
     positions = checked_positions(tokens, chunk, block_size, own.sliding_windows)
-    base = taken_bytes(product.device)
+    base = MemoryMeter(product.device).used()
     logits, moments = _prefill(text, product, positions, wanted, chunk, told)
     told(0.6, "rows by themselves")
     alone = compared_alone(text, logits)
@@ -107,11 +107,12 @@ def _prefill(
     told: Callable[[float, str], None],
 ) -> tuple[Logits, list[Moment]]:
     moments: list[Moment] = []
+    meter = MemoryMeter(product.device)
     start = time.monotonic()
 
     def on_chunk(tokens: int) -> bool:
         seconds = time.monotonic() - start
-        moments.append(Moment(tokens=tokens, seconds=seconds, num_bytes=taken_bytes(product.device)))
+        moments.append(Moment(tokens=tokens, seconds=seconds, num_bytes=meter.used()))
         told(0.6 * max(tokens / wanted.tokens, seconds / wanted.seconds), f"{tokens} tokens")
         return seconds < wanted.seconds
 

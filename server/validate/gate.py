@@ -9,7 +9,7 @@ from typing import Any
 from server.config import EMBEDDED, ServeConfig
 from server.models import ResolvedModel
 from server.validate.serving import LocalServer, started
-from server.validate.settings import Effort
+from server.validate.settings import Settings
 
 REQUEST_SECONDS = 600.0
 CLOSE = 0.05
@@ -34,14 +34,14 @@ class Gate:
     def __init__(
         self,
         config: ServeConfig,
-        effort: Effort,
         model: ResolvedModel,
-        serve_arguments: Sequence[str],
+        settings: Settings,
         folder: Path,
         told: Told,
     ) -> None:
-        self.config, self.effort, self.model, self.folder, self.told = config, effort, model, folder, told
-        self._arguments = (str(model.path) if config.model != EMBEDDED else EMBEDDED, *serve_arguments)
+        self.config, self.effort, self.model, self.folder, self.told = config, settings.effort, model, folder, told
+        self._arguments = (config.model, *settings.serve_arguments)
+        self.align_arguments = (config.model, *settings.align_arguments)
         self._open = contextlib.ExitStack()
         self._server: LocalServer | None = None
         self._facts: ModelFacts | None = None

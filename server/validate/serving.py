@@ -4,7 +4,6 @@ The child is ended by its process id, whatever happens.
 """
 
 import contextlib
-import re
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from prometheus_client.parser import text_string_to_metric_families
 END_SECONDS = 60.0
 """In which the child ends by itself after SIGTERM."""
 TITLE = "firstlight: "
-ENGINE_TITLES = re.compile(r"engine|rank")
 METRICS_PREFIX = "firstlight:"
 
 
@@ -36,21 +34,21 @@ class LocalServer:
     started: str
     """What it printed until it was ready."""
     http: httpx.Client
+    log: Path
+    log_start: int
+    """Where its part of the log begins."""
+
+    def logged(self) -> str:
+        """All that it has written to the log."""
+        return self.log.read_bytes()[self.log_start :].decode("utf-8", "replace")
 
     def is_running(self) -> bool:
         """Whether the supervisor is there."""
         return self.process.poll() is None
 
     def children(self) -> dict[str, psutil.Process]:
-        """Its processes by title, but for those that are just ending."""
-        named: dict[str, psutil.Process] = {}
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    title = " ".join(child.cmdline())
-                    if title.startswith(TITLE):
-                        named[title.removeprefix(TITLE).strip()] = child
-        return named
+        """Its processes by title."""
+        return children_of(self.process.pid)
 
     def metric(self, name: str) -> float:
         """A counter or gauge, added up over engines. Raises httpx.HTTPError."""
@@ -64,17 +62,30 @@ class LocalServer:
         return bool(now["running"] == now["waiting"] == 0 and now["free_blocks"] == now["total_blocks"])
 
 
+def children_of(supervisor: int) -> dict[str, psutil.Process]:
+    """The processes of a server by title, but for those that are just ending."""
+    named: dict[str, psutil.Process] = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(supervisor).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                title = " ".join(child.cmdline())
+                if title.startswith(TITLE):
+                    named[title.removeprefix(TITLE).strip()] = child
+    return named
+
+
 @contextlib.contextmanager
 def started(arguments: Sequence[str], log: Path, headers: dict[str, str], timeout: float) -> Iterator[LocalServer]:
     """`serve` with these arguments, ready, on a port that is free; its log goes to a file, and a request may take
     `timeout` seconds. Raises ServerDidNotStart."""
     command = [sys.executable, "-m", "server.cli", "serve", *arguments, "--host", "127.0.0.1", "--port", "0"]
     with log.open("a", encoding="utf-8") as errors:
+        log_start = errors.tell()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
     try:
         url, said = _wait(process, log)
         with httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
-            yield LocalServer(process=process, url=url, started=said, http=http)
+            yield LocalServer(process=process, url=url, started=said, http=http, log=log, log_start=log_start)
     finally:
         _end(process)
 

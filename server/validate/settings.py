@@ -1,16 +1,19 @@
 """What `firstlight validate` was asked for: its own flags, and those of `serve` that it hands on. Supervisor side."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_runtime.config import RuntimeConfig
 from server.config import SECTIONS, ServeConfig, add_arguments, resolve
 from server.options import OptionError, options_of
 
 NOT_HANDED_ON = ("host", "port", "health_port", "access_log", "log_level")
 """Options of `serve` that the gate chooses."""
 STAGES: Mapping[str, str] = {
+    "memory": "memory as planned",
+    "align": "alignment",
     "answers": "single requests",
     "images": "images",
     "curves": "latency and throughput",
@@ -46,6 +49,8 @@ class Settings:
     effort: Effort
     serve_arguments: tuple[str, ...]
     """Flags for the child; the model comes before them."""
+    align_arguments: tuple[str, ...]
+    """The same for `firstlight align`."""
 
 
 USUAL = Effort(
@@ -78,6 +83,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("validation")
     group.add_argument("--quick", action="store_true", help="less of everything, in about a minute")
     group.add_argument("--soak-minutes", type=float, metavar="N", help="length of the soak (default: 2)")
+    group.add_argument(
+        "--reference", metavar="FILE", help="what align --dump wrote, for the alignment (default: transformers)"
+    )
     group.add_argument("--only", metavar="STAGE,…", help=f"run only these of {', '.join(STAGES)}")
     group.add_argument("--skip", metavar="STAGE,…", help="leave these out")
     group.add_argument(
@@ -100,7 +108,9 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -
         folder=arguments.folder,
         stages=_stages(arguments.only, arguments.skip),
         effort=effort,
-        serve_arguments=_handed_on(arguments),
+        serve_arguments=_handed_on(arguments, list(SECTIONS.values())),
+        align_arguments=_handed_on(arguments, [RuntimeConfig])
+        + (() if arguments.reference is None else ("--reference", str(Path(arguments.reference).absolute()))),
     )
     return settings, config
 
@@ -121,10 +131,10 @@ def _names(text: str, flag: str) -> set[str]:
     return names
 
 
-def _handed_on(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The flags of `serve` that were given, as they were given."""
+def _handed_on(arguments: argparse.Namespace, sections: Sequence[type]) -> tuple[str, ...]:
+    """The flags of these sections that were given, as they were given."""
     given: list[str] = ["--config", arguments.config] if arguments.config is not None else []
-    for option in options_of(list(SECTIONS.values())):
+    for option in options_of(sections):
         value = getattr(arguments, option.name)
         if value is None or option.name in NOT_HANDED_ON:
             continue

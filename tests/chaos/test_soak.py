@@ -2,8 +2,9 @@
 
 import pytest
 
+from server.validate.memory_slope import LEAST_SAMPLES, Life, slope
 from tests.chaos.kills import chaos_server
-from tests.chaos.soak import LEAST_SAMPLES, SMALL, Life, Soak, slope
+from tests.chaos.soak import SMALL, Soak
 
 REST_SECONDS = 0.6
 """For each client after each answer: the rest of the suite computes meanwhile."""
@@ -29,4 +30,4 @@ def test_a_minute_and_a_half() -> None:
         well = soak.report()
     assert well
     assert soak.kills == 2
-    assert soak.ended > 200 and soak.aborted > 20
+    assert soak.load.ended > 200 and soak.load.aborted > 20

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.embedded import MODEL_NAME
 from server.tiny_vlm import write_tiny_vlm
+from server.validate.serving import children_of
 
 START_TIMEOUT = 60.0
 
@@ -76,13 +77,7 @@ class Server:
 
     def children(self) -> dict[str, psutil.Process]:
         """The API and engine processes by title, but for those that are just ending."""
-        named: dict[str, psutil.Process] = {}
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                title = " ".join(child.cmdline())
-                if title.startswith("firstlight: "):
-                    named[title.removeprefix("firstlight: ").strip()] = child
-        return named
+        return children_of(self.process.pid)
 
     def progress(self) -> dict[str, Any]:
         return self.http.get("/health/progress", timeout=10).json()

@@ -15,11 +15,13 @@ from loadtest.settings import Level
 from server.cli import main
 from server.tiny_vlm import write_tiny_vlm
 from server.validate import document, state
+from server.validate.alignment import result_of
 from server.validate.asking import Answer, difference
 from server.validate.curves import Weights, speed_checks, weights_of
 from server.validate.images import Seen, distance, made_pictures
 from server.validate.load import Load
 from server.validate.machine import Limits
+from server.validate.memory import memory_checks
 from server.validate.memory_slope import Life
 from server.validate.result import StageResult, checked, skipped
 from server.validate.soak import growth_checks
@@ -80,6 +82,38 @@ def test_speed_is_held_against_what_the_machine_had_left() -> None:
     assert slow[0].reason == "1.31 GB/s is 13% of what the machine gives"
     tiny = speed_checks(level(1.0, 1.0), level(1.0, 1.0), 500, Weights(parameters=1e5, num_bytes=1e5), idle, busy)
     assert [check.outcome for check in tiny] == ["skipped", "skipped"]
+
+
+LOG = """\
+2026 INFO memory of rank 0: weights planned 100.0 MiB, loaded 102.0 MiB; it grew by 150.0 MiB; KV pool of 7.0 MiB
+2026 INFO memory: largest step planned 200.0 MiB; one of 256 tokens took 121.2 MiB, with its new keys and values
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "failed"),
+    [
+        ("", "", []),
+        ("102.0", "105.0", ["weights take what was planned: rank 0"]),
+        ("150.0", "200.0", ["loading takes no more: rank 0"]),
+        ("121.2", "260.0", ["a step takes what was planned"]),
+    ],
+)
+def test_memory_is_what_was_planned(before: str, after: str, failed: list[str]) -> None:
+    checks = memory_checks(LOG.replace(before, after))
+    assert [check.name for check in checks if check.outcome == "failed"] == failed and len(checks) == 3
+    assert [check.outcome for check in memory_checks("")] == ["skipped", "skipped"]
+
+
+def test_what_align_found(tmp_path: Path) -> None:
+    found = {"title": "a against b", "passed": False, "verdict": "layer 0 diverges", "first": "layer 0", "suspects": []}
+    (tmp_path / "align.json").write_text(json.dumps(found | {"suspects": ["the rope layout"]}))
+    (check,) = result_of(tmp_path / "align.json").checks
+    assert (check.outcome, check.value, check.reason) == (
+        *("failed", "layer 0", "layer 0 diverges; why: the rope layout"),
+    )
+    (tmp_path / "align.json").write_text(json.dumps(found | {"passed": True, "first": None}))
+    assert result_of(tmp_path / "align.json").checks[0].outcome == "passed"
 
 
 def grown(bytes_per_request: float) -> Load:
