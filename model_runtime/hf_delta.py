@@ -1,13 +1,14 @@
 """Reads what a config.json says of layers with a state in place of attention, in the keys of each family. Called by
 `hf_config.py` through the rows of `models/families_hybrid.py`, engine and worker processes; does not import torch."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from model_runtime.architecture import DeltaRule, ModelConfig
 from model_runtime.hf_values import Json, fail, integer, mapping, value_of
 
 KERNEL = "linear_conv_kernel_dim"
+FULL_EACH = 4
+"""Where nothing says which of Kimi's layers have attention, each of those with such a number has."""
 LAYER_TYPES = ("linear_attention", "full_attention")
 
 
@@ -37,7 +38,7 @@ def with_kimi_delta(read: ModelConfig, config: Json) -> ModelConfig:
     linear = {**config, **{names[key]: value for key, value in published.items() if key in names}}
     heads, width = integer(linear, "linear_num_heads"), integer(linear, "linear_head_dim")
     rule = DeltaRule(
-        layers=_published_layers(published, read.num_layers) if published else _layers(config, read.num_layers),
+        layers=_kimi_layers(config, published, read.num_layers),
         key_heads=heads,
         value_heads=heads,
         key_dim=width,
@@ -58,7 +59,7 @@ def with_kimi_delta(read: ModelConfig, config: Json) -> ModelConfig:
     return replace(read, experts=replace(experts, dense_layers=dense))
 
 
-def _bound(published: Mapping[str, object]) -> float:
+def _bound(published: Json) -> float:
     bound = published.get("gate_lower_bound")
     if bound is None:
         return 0.0
@@ -67,7 +68,11 @@ def _bound(published: Mapping[str, object]) -> float:
     return float(bound)
 
 
-def _published_layers(published: Mapping[str, object], num_layers: int) -> tuple[bool, ...]:
+def _kimi_layers(config: Json, published: Json, num_layers: int) -> tuple[bool, ...]:
+    if not published and config["layer_types"] is None:
+        return tuple(layer == 0 or layer % FULL_EACH > 0 for layer in range(num_layers))
+    if not published:
+        return _layers(config, num_layers)
     delta, full = (value_of(published, key) for key in ("kda_layers", "full_attn_layers"))
     if not isinstance(delta, list) or not isinstance(full, list) or sorted(delta + full) != [*range(1, num_layers + 1)]:
         fail("linear_attn_config", dict(published), f"kda_layers and full_attn_layers, together 1 to {num_layers}")

@@ -56,7 +56,7 @@ def test_random_steps_of_models_with_states(with_images: bool, monkeypatch: pyte
     monkeypatch.setattr(state_slots, "MARK_TOKENS", 4)
     summary = simulate(2500, seed=2, with_images=with_images, with_states=True)
     assert summary.prefix_hits > 50
-    assert summary.preemptions > 10
+    assert summary.preemptions > 5
 
 
 @pytest.mark.parametrize("with_images", [False, True])
