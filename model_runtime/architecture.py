@@ -4,7 +4,7 @@ Read from a checkpoint in the engine process (`hf_config.py`, `weights/gguf_conf
 torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from model_runtime.own_block import OwnFeedForward
@@ -152,6 +152,9 @@ QKNorm = Literal["none", "head", "row", "rotated"]
 head without weights where a layer rotates it, which is the same after that (Llama 4)."""
 
 
+Sinks = Literal["none", "layers", "windows"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The architecture of a decoder, independent of the file it was read from."""
@@ -190,8 +193,15 @@ class ModelConfig:
     logit_scale: float = 1.0
     attention_softcap: float = 0.0
     """Scores s become cap * tanh(s / cap) (Gemma 2, arXiv 2408.00118, section 2); 0: they stay."""
-    attention_sinks: bool = False
-    """Each query head has a score of its own beside those of the keys, which no value belongs to (GPT-OSS)."""
+    attention_sinks: Sinks = "none"
+    """Each query head has a score of its own beside those of the keys, which no value belongs to: in all layers
+    (GPT-OSS), or in those with a sliding window (MiMo-V2)."""
+    windowed_kv_heads: int = 0
+    """Key/value heads of layers with a sliding window, a multiple of those of the others (MiMo-V2); 0: as many."""
+    value_dim: int = 0
+    """Channels of a value head, fewer than of a key head (MiMo-V2); 0: as many. In the cache, zeros follow them."""
+    value_scale: float = 1.0
+    """What values are multiplied with."""
     attention_gate: bool = False
     """What attention makes of a head is multiplied with a sigmoid of numbers behind its query (Qwen3-Next)."""
     logit_softcap: float = 0.0
@@ -231,6 +241,21 @@ class ModelConfig:
     def rope_of(self, layer: int) -> RopeConfig:
         """The rotations of a layer."""
         return self.other_rope if self.other_rope is not None and self.has_other_rope(layer) else self.rope
+
+    def of_layer(self, layer: int) -> "ModelConfig":
+        """With the key/value heads and the sinks of one layer for those of all."""
+        has_window = self.sliding_windows[layer] > 0
+        heads = self.windowed_kv_heads if has_window and self.windowed_kv_heads else self.num_kv_heads
+        has_sinks = self.attention_sinks == "layers" or (self.attention_sinks == "windows" and has_window)
+        return replace(self, num_kv_heads=heads, windowed_kv_heads=0, attention_sinks="layers" if has_sinks else "none")
+
+    @property
+    def kv_heads(self) -> tuple[int, ...]:
+        """Key/value heads of each layer of this part that has a cache in blocks."""
+        paged = [self.first_layer + at for at, has_state in enumerate(self.delta_layers) if not has_state]
+        if not self.windowed_kv_heads:
+            return (self.num_kv_heads,) * len(paged)
+        return tuple(self.of_layer(layer).num_kv_heads for layer in paged)
 
     @property
     def bidirectional_images(self) -> bool:

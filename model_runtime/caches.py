@@ -62,19 +62,23 @@ def _allocate_paged(
     config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> Sequence[PagedLayer]:
     """Of the layers without states."""
-    num_layers = config.num_layers - sum(config.delta_layers)
     if config.latent is not None:
+        num_layers = config.num_layers - sum(config.delta_layers)
         width, rank = config.latent.row_width, config.latent.latent_rank
         return allocate_latents(num_layers, num_blocks, block_size, width, rank, dtype, device)
-    return allocate(
-        num_layers=num_layers,
-        num_blocks=num_blocks,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=block_size,
-        dtype=dtype,
-        device=device,
-    )
+    return [
+        layer
+        for num_kv_heads in config.kv_heads
+        for layer in allocate(
+            num_layers=1,
+            num_blocks=num_blocks,
+            num_kv_heads=num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+        )
+    ]
 
 
 def give_back(caches: Caches, blocks: "array[int]") -> None:

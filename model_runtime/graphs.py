@@ -160,7 +160,7 @@ def block_size(device: torch.device, configured: int) -> int:
 
 def _has_own_scores(config: ModelConfig) -> bool:
     """Whether flash attention does not weigh keys as the architecture does."""
-    return config.attention_softcap > 0 or config.attention_sinks
+    return config.attention_softcap > 0 or config.attention_sinks != "none" or any(config.attention_chunks)
 
 
 @torch.inference_mode()

@@ -62,6 +62,11 @@ def _dense_layers(config: Json, keys: ExpertKeys, num_layers: int) -> tuple[int,
         return ()
     if keys.dense == "first":
         return tuple(range(min(num_layers, _from_zero(config, "first_k_dense_replace"))))
+    if keys.dense == "by_type":
+        types = config["mlp_layer_types"]
+        if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {"dense", "sparse"}:
+            fail("mlp_layer_types", types, f"{num_layers} of dense and sparse")
+        return tuple(layer for layer, kind in enumerate(types) if kind == "dense")
     if keys.dense == "interleaved":
         step = integer(config, "interleave_moe_layer_step")
         found = range(step - 1, num_layers, step) if config["moe_layers"] is None else _layers(config, "moe_layers")

@@ -26,10 +26,10 @@ def latent_bytes_per_block(num_layers: int, width: int, block_size: int, dtype: 
 
 def cache_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """What one block takes in all layers of an architecture. Those with a sliding window keep every token, too."""
-    num_layers = config.num_layers - sum(config.delta_layers)
     if config.latent is not None:
+        num_layers = config.num_layers - sum(config.delta_layers)
         return latent_bytes_per_block(num_layers, config.latent.row_width, block_size, dtype)
-    return bytes_per_block(num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
+    return bytes_per_block(1, sum(config.kv_heads), config.head_dim, block_size, dtype)
 
 
 def state_bytes(config: ModelConfig) -> int:

@@ -61,7 +61,12 @@ def _attention_floats(config: ModelConfig) -> int:
     query = config.num_heads * config.head_dim
     if config.latent is None:
         copies = 2 if config.attention_gate else 1  # with gates among the queries first, then apart
-        return copies * (2 * query + 2 * config.num_kv_heads * config.head_dim)
+        heads, width = max(config.num_kv_heads, config.windowed_kv_heads), config.head_dim
+        plain = copies * (2 * query + 2 * heads * width)
+        if not config.value_dim:
+            return plain
+        # values get the width of keys, and lose it again once they are mixed
+        return max(2 * query + heads * (4 * width + config.value_dim), plain + config.num_heads * config.value_dim)
     latent, heads = config.latent, config.num_heads
     wide = heads * latent.row_width
     before = latent.query_rank + max(latent.query_rank, query + wide)

@@ -105,6 +105,7 @@ class Share:
             num_heads=self.heads.count,
             absent_heads=(before, after),
             num_kv_heads=self.kv_heads.count,
+            windowed_kv_heads=config.windowed_kv_heads * self.kv_heads.count // self.kv_heads.total,
             intermediate_size=self.feed_forward.count,
             experts=experts,
             delta=delta,
@@ -160,6 +161,8 @@ def _check(config: ModelConfig, size: int, whole_experts: bool) -> None:
         counts["key heads of the delta rule"] = config.delta.key_heads
     if config.qk_norm == "row":
         counts["key/value heads that are normalised together"] = config.num_kv_heads
+    if config.windowed_kv_heads:
+        counts["key/value heads of layers that have fewer than others"] = config.num_kv_heads
     for what, count in counts.items():
         if count < size:
             raise PlanError(f"{count} {what} cannot be divided among {size} ranks: set tensor_parallel_size to less")
@@ -183,7 +186,8 @@ def _heads(config: ModelConfig, size: int) -> tuple[list[Part], list[Part]]:
         return max(kv_head.count + head.count for kv_head, head in zip(*found, strict=True))
 
     whole = _whole_groups(config, size)
-    is_whole = config.head_dim % COLUMNS > 0 or config.qk_norm == "row"
+    has_odd_blocks = (config.value_dim or config.head_dim) % COLUMNS > 0
+    is_whole = has_odd_blocks or config.qk_norm == "row" or config.windowed_kv_heads > 0
     return whole if is_whole else min(whole, _equal_heads(config, size), key=most)
 
 

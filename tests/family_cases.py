@@ -150,6 +150,21 @@ def llama4(draw: random.Random) -> Overrides:
     return attention | growth | sizes | moe_layers | biases
 
 
+def mimo(draw: random.Random) -> Overrides:
+    """Heads that two ranks can divide, and a number of channels of which half is rotated."""
+    head_dim = draw.choice((16, 32))
+    share = {"rope_type": "default", "partial_rotary_factor": draw.choice((0.5, 1.0))}
+    ropes = {"full_attention": share | {"rope_theta": 10000.0}, "sliding_attention": share | {"rope_theta": 300.0}}
+    heads = {"head_dim": head_dim, "v_head_dim": draw.choice((8, 16)), "num_key_value_heads": 2}
+    kinds = {"mlp_layer_types": [draw.choice(("dense", "sparse")), draw.choice(("dense", "sparse")), "sparse"]}
+    routing = {"n_group": draw.choice((1, 2)), "topk_group": 1, "num_experts_per_tok": 2}
+    weights = {"routed_scaling_factor": draw.choice((None, 1.7)), "norm_topk_prob": draw.choice((False, True))}
+    scale = {"attention_value_scale": draw.choice((None, 0.707)), "attention_bias": draw.choice((False, True))}
+    types = draw.sample((*SLIDING, draw.choice(SLIDING)), LAYERS)
+    windows = {"sliding_window": draw.choice(WINDOWS), "layer_types": types}
+    return heads | kinds | routing | weights | scale | windows | {"rope_parameters": ropes}
+
+
 def mixtral(draw: random.Random) -> Overrides:
     return {"sliding_window": draw.choice((None, 9))}
 
@@ -244,6 +259,7 @@ DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "gpt_oss": (plain, experts("num_local_experts"), gpt_oss),
     "granite": (plain, granite),
     "kimi_linear": (plain, experts("num_local_experts"), kimi_linear),
+    "mimo_v2_flash": (plain, experts("n_routed_experts"), mimo),
     "minimax_m2": (plain, experts("num_local_experts"), minimax_m2),
     "llama4_text": (plain, experts("num_local_experts"), llama4),
     "ministral": (plain, layer_types),

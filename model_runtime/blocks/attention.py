@@ -19,22 +19,23 @@ from model_runtime.weights.table import Parameter, Parameters, Slot, linear_tabl
 def attention_table(config: ModelConfig, name: str, key: str) -> list[Parameter]:
     """The parameters under `name` and the checkpoint keys under `key` that fill them; q, k and v are stacked."""
     query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    value_dim = config.value_dim or config.head_dim
     qkv = (
         Slot(f"{key}.q_proj", query_rows * (2 if config.attention_gate else 1), "heads"),
         Slot(f"{key}.k_proj", key_rows, "kv_heads"),
-        Slot(f"{key}.v_proj", key_rows, "kv_heads"),
+        Slot(f"{key}.v_proj", config.num_kv_heads * value_dim, "kv_heads"),
     )
     output = (Slot(f"{key}.o_proj", config.hidden_size),)
     return [
         *linear_table(f"{name}.qkv", qkv, config.hidden_size, config.qkv_bias),
         *_norm_tables(config, name, key),
         *(Parameter(name=f"{name}.sinks", slots=(sinks,)) for sinks in _sinks(config, key)),
-        *linear_table(f"{name}.output", output, query_rows, config.output_bias, "heads"),
+        *linear_table(f"{name}.output", output, config.num_heads * value_dim, config.output_bias, "heads"),
     ]
 
 
 def _sinks(config: ModelConfig, key: str) -> tuple[Slot, ...]:
-    return (Slot(f"{key}.sinks", config.num_heads, "heads"),) if config.attention_sinks else ()
+    return (Slot(f"{key}.sinks", config.num_heads, "heads"),) if config.attention_sinks != "none" else ()
 
 
 def _norm_tables(config: ModelConfig, name: str, key: str) -> list[Parameter]:
@@ -79,6 +80,7 @@ class Attention:
             sinks_H=parameters.vectors.get(f"{name}.sinks"),
         )
         self.gated = config.attention_gate
+        self.value_dim, self.value_scale = config.value_dim or config.head_dim, config.value_scale
         self.qkv: Linear = parameters.linear(f"{name}.qkv")
         self.output: Linear = parameters.linear(f"{name}.output")
         self.norms: HeadNorms | None = None
@@ -94,7 +96,8 @@ class Attention:
     @property
     def is_plain(self) -> bool:
         """Whether a layer program knows all that it does."""
-        return not (self.norms_over_ranks or self.gated)
+        has_plain_values = self.value_dim == self.shape.head_dim and self.value_scale == 1.0
+        return has_plain_values and not (self.norms_over_ranks or self.gated)
 
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:
         """[T, C] -> [T, C]; writes the step's keys and values to their slots in `kv`."""
@@ -104,7 +107,7 @@ class Attention:
         elif self.norms is not None:
             ops.qk_norm(qkv_TE, self.norms.query, self.norms.key, self.norms.eps, self.shape)
         ops.rope_and_cache(qkv_TE, rope, batch, kv, self.shape)
-        mixed_TX = ops.paged_attention(qkv_TE, kv, batch, self.shape, self.scoring)
+        mixed_TX = self._values(ops.paged_attention(qkv_TE, kv, batch, self.shape, self.scoring))
         if gate_TX is not None:
             mixed_TX *= ops.activate(gate_TX.contiguous(), "sigmoid")
         return ops.linear(mixed_TX, self.output.weight, self.output.bias)
@@ -112,11 +115,25 @@ class Attention:
     def _apart(self, made_TX: Tensor) -> tuple[Tensor, Tensor | None]:
         """Queries, keys and values [T, E], and gates [T, H D] if they stand behind each head's query."""
         if not self.gated:
-            return made_TX, None
+            return self._widened(made_TX), None
         width = self.shape.num_heads * self.shape.head_dim
         pairs_TH2D = made_TX[:, : 2 * width].reshape(len(made_TX), -1, 2, self.shape.head_dim)
         query_TX, gate_TX = (part_THD.flatten(1) for part_THD in pairs_TH2D.unbind(2))
         return torch.cat((query_TX, made_TX[:, 2 * width :]), dim=1), gate_TX
+
+    def _widened(self, made_TX: Tensor) -> Tensor:
+        """[T, E]: values with zeros up to the width of keys."""
+        if (missing := self.shape.head_dim - self.value_dim) == 0:
+            return made_TX
+        before = (self.shape.num_heads + self.shape.num_kv_heads) * self.shape.head_dim
+        value_TGV = made_TX[:, before:].view(len(made_TX), -1, self.value_dim)
+        return torch.cat((made_TX[:, :before], torch.nn.functional.pad(value_TGV, (0, missing)).flatten(1)), dim=1)
+
+    def _values(self, mixed_TX: Tensor) -> Tensor:
+        """[T, H V]: without these zeros, and scaled, which is the same here as before they are mixed."""
+        if self.value_dim < self.shape.head_dim:
+            mixed_TX = mixed_TX.view(len(mixed_TX), -1, self.shape.head_dim)[..., : self.value_dim].flatten(1)
+        return mixed_TX if self.value_scale == 1.0 else mixed_TX.mul_(self.value_scale)
 
     def _normalise_with_other_ranks(self, qkv_TE: Tensor) -> None:
         """RMS norms of all heads of a token, of which this rank has some, in place."""

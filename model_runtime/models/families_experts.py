@@ -38,7 +38,7 @@ MIXTURES: Mapping[str, Family] = {
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         windows="by_type",
-        attention_sinks=True,
+        attention_sinks="layers",
         stacked_experts="alternating",
         experts=ExpertKeys(
             router="softmax", size="intermediate_size", renormalise=True, has_biases=True, clamp="swiglu_limit"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from model_runtime.architecture import ModelConfig, NormPlaces, QKNorm
+from model_runtime.architecture import ModelConfig, NormPlaces, QKNorm, Sinks
 from model_runtime.own_block import OwnFeedForward
 
 Windows = Literal["none", "all_layers", "all_or_by_type", "by_layer", "by_type"]
@@ -38,10 +38,10 @@ class ExpertKeys:
     weigh_input: bool = False
     has_biases: bool = False
     clamp: str = ""
-    dense: Literal["none", "first", "by_step", "interleaved"] = "none"
+    dense: Literal["none", "first", "by_step", "interleaved", "by_type"] = "none"
     """Layers without experts. first: `first_k_dense_replace` of them; by_step: all but every `decoder_sparse_step`-th,
     and those in `mlp_only_layers`; interleaved: those that are not in `moe_layers`, or all but every
-    `interleave_moe_layer_step`-th."""
+    `interleave_moe_layer_step`-th; by_type: as `mlp_layer_types` says."""
     dense_size: str = "intermediate_size"
     """Of their feed-forward block."""
 
@@ -76,11 +76,14 @@ class Family:
     interleaved_rope: bool = False
     partial_rotary: bool = False
     """`partial_rotary_factor` may be less than 1."""
-    attention_sinks: bool = False
+    attention_sinks: Sinks = "none"
     stacked_experts: StackOrder | None = None
     """Files have all experts of a layer in one tensor, in alternating order also in MXFP4 (`weights/stacks.py`)."""
     is_gemma: bool = False
     """Norm weights less 1, embeddings scaled by the root of their size, tanh GELU under the key `hidden_activation`."""
+    is_mimo: bool = False
+    """MiMo-V2: values of their own length, and other key/value heads beside windows; also in the keys that its
+    publisher uses."""
     is_latent: bool = False
     """DeepSeek-V3: latent attention."""
     experts: ExpertKeys | None = None
@@ -99,6 +102,8 @@ class Family:
     """Keys of config.json that other families call otherwise."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Parts of the checkpoint's keys, between dots, that other families call otherwise."""
+    unused: str = ""
+    """What keys of tensors begin with that are not used."""
     spelling: Callable[[str, int, ModelConfig], Mapping[str, slice]] | None = None
     """(key of a tensor in the file, its rows, architecture) -> the keys of a llama for what is in it, and which rows
     each has; together all of them, or nothing, if the tensor is not used. In place of `renamed`."""

@@ -49,6 +49,7 @@ def wide_norm_table(config: ModelConfig, name: str, key: str) -> Parameter:
 
 def layer_table(config: ModelConfig, layer: int, *, first_expert_only: bool = False) -> list[Parameter]:
     """The parameters of a layer, in the order in which they are loaded; as in `moe_table`, of one expert if so said."""
+    config = config.of_layer(layer)
     name, key = f"layers.{layer}", f"model.layers.{layer}"
     norms = NORMS[config.norm_places]
     own = mlp_table if config.own_feed_forward is None else config.own_feed_forward.table
@@ -76,7 +77,7 @@ class Layer:
         exchange: ExpertExchange | None = None,
     ) -> None:
         """`config` is as wide as this rank's part of the layer; `exchange` as in `MixtureOfExperts`."""
-        self._collectives = collectives
+        self._collectives, config = collectives, config.of_layer(layer)
         name, vectors = f"layers.{layer}", parameters.vectors
         self.norm, self.eps = config.norm, config.rms_norm_eps
         self.parallel, self.residual_scale = config.norm_places == "parallel", config.residual_scale

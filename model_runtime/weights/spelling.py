@@ -52,6 +52,8 @@ def spelling_of(config: ModelConfig) -> Callable[[str, int], Mapping[str, slice]
 
 def _usual(family: Family, key: str, rows: int, config: ModelConfig) -> Mapping[str, slice]:
     """As in `Family.spelling`: parts of keys renamed, and matrices that are several cut."""
+    if family.unused and key.startswith(family.unused):
+        return {}
     plain = ".".join(family.renamed.get(part, part) for part in key.split("."))
     owner, _, rest = plain.rpartition(".")
     module, _, name = owner.rpartition(".")

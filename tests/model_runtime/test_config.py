@@ -20,6 +20,7 @@ MROPE: dict[str, object] = {"rope_parameters": {"rope_type": "default", "mrope_s
 EXTRA: dict[str, dict[str, object]] = {
     "qwen2_vl_text": MROPE,
     "llama4_text": {"intermediate_size_mlp": 96},
+    "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 16},
     "qwen3_vl_text": MROPE,
     "qwen3_vl_moe_text": MROPE,
     **{family: {"num_hidden_layers": 4} for family in ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")},

@@ -23,7 +23,7 @@ from tests.model_runtime.test_tensor_parallel import TEXTS, TOLERANCE, make
 
 WIDTH = 4
 LAYOUTS = [Layout(context_size=2), Layout(context_size=3), Layout(tensor_size=2, context_size=2)]
-CASES = ["llama", "uneven", "a cut group", "qwen3", "gemma 3", "deepseek", "gpt-oss", "llama 4"]
+CASES = ["llama", "uneven", "a cut group", "qwen3", "gemma 3", "deepseek", "gpt-oss", "llama 4", "mimo"]
 
 
 class SharedRun(PagedRun):

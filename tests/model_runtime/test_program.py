@@ -61,7 +61,7 @@ CONFIGS = {
         logit_scale=0.3,
     ),
     "scaled and capped": replace(
-        PLAIN, residual_scale=0.4, attention_softcap=2.0, logit_softcap=3.0, attention_sinks=True
+        PLAIN, residual_scale=0.4, attention_softcap=2.0, logit_softcap=3.0, attention_sinks="layers"
     ),
     "three positions": replace(PLAIN, rope=MROPE, qkv_bias=True),
     "chunks": replace(PLAIN, attention_chunks=(9, 0, 30), qk_norm="rotated"),

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "olmo 2": ("olmo2", {}),
     "gpt-oss": ("gpt_oss", {}),
     "llama 4": ("llama4_text", {}),
+    "mimo": ("mimo_v2_flash", {}),
     "deepseek": ("deepseek", {}),
     "deepseek, biases": ("deepseek", {"attention_bias": True, "q_lora_rank": None, "moe_intermediate_size": 32}),
 }

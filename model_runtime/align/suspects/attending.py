@@ -83,13 +83,14 @@ def of_attention(scene: Scene) -> Iterator[str]:
 
 
 def _heads(scene: Scene) -> _Heads | None:
-    owner, config = scene.path.rpartition(".")[0], scene.config
+    owner, config = scene.path.rpartition(".")[0], scene.config.of_layer(scene.layer)
     names = (f"{owner}.q_rope.out", f"{owner}.k_rope.out", f"{owner}.v_proj.out")
     if not all(map(scene.has, names)):
         return None
-    query, key, value = (x.view(len(x), -1, config.head_dim) for x in map(scene.at, names))
+    widths = (config.head_dim, config.head_dim, config.value_dim or config.head_dim)
+    query, key, value = (x.view(len(x), -1, width) for x, width in zip(map(scene.at, names), widths, strict=True))
     group = config.num_heads // config.num_kv_heads
-    key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+    key, value = (x.repeat_interleave(group, dim=1) for x in (key, value * config.value_scale))
     sinks_H = scene.product.decoder.parameters.vectors.get(f"layers.{scene.layer}.attention.sinks")
     return _Heads(query, key, value, tuple(scene.prompts()), None if sinks_H is None else sinks_H.double().cpu())
 
