@@ -4,6 +4,7 @@ Called by `hf_config.py`, `hf_deepseek.py` and `hf_rope.py` in the engine proces
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -58,3 +59,38 @@ def mapping(config: Json, key: str) -> Json:
     if not isinstance(value, Mapping):
         fail(key, value, "an object")
     return value
+
+
+def check_known(where: str, found: Json, known: Mapping[str, object]) -> None:
+    """Raises CheckpointError for a key that is not known, or has none of the values that are listed for it."""
+    for key, value in found.items():
+        if key not in known:
+            raise CheckpointError(f"config.json: {where}.{key} ({value!r}) is not known, and may change the numbers")
+        allowed = known[key]
+        if isinstance(allowed, tuple) and value not in allowed:
+            fail(f"{where}.{key}", value, " or ".join(map(repr, allowed)))
+
+
+def strings(where: str, found: Json, *keys: str) -> tuple[str, ...]:
+    """The names in lists under some keys; those that begin with `re:` are patterns."""
+    values: list[str] = []
+    for key in keys:
+        value = found.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            fail(f"{where}.{key}", value, "a list of names")
+        values += value
+    for name in values:
+        if name.startswith("re:"):
+            try:
+                re.compile(name.removeprefix("re:"))
+            except re.error:
+                fail(where, name, "a pattern")
+    return tuple(values)
+
+
+def block_size(where: str, value: object) -> tuple[int, int]:
+    """Two positive numbers."""
+    match value:
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+    fail(where, value, "two positive numbers")

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-QuantizedFormat = Literal["q8_0", "q4_0", "q4_1", "q4_z", "fp8"]
+QuantizedFormat = Literal["q8_0", "q4_0", "q4_1", "q4_z", "mxfp4", "fp8"]
 
 BLOCK = 32
 """Numbers that share a scale in most formats, and in rows that are quantised for a product."""
@@ -39,6 +39,8 @@ class BlockForm:
     """Of a number: 8, or 4, which are 16 bytes with the first 16 numbers in their low halves."""
     are_floats: bool = False
     """Rows are not quantised for products with them."""
+    exact_in: torch.dtype = torch.float32
+    """What holds its numbers."""
 
     @property
     def num_bytes(self) -> int:
@@ -52,12 +54,18 @@ FORMS: Mapping[QuantizedFormat, BlockForm] = MappingProxyType(
         "q4_0": BlockForm(32, 2, torch.float16, 4),
         "q4_1": BlockForm(32, 4, torch.float16, 4),
         "q4_z": BlockForm(32, 4, torch.float16, 4),
+        "mxfp4": BlockForm(32, 1, torch.uint8, 4, exact_in=torch.bfloat16),
         "fp8": BlockForm(128, 4, torch.float32, 8, are_floats=True),
     }
 )
 """q8_0: integers times the scale. q4_0: less 8, times the scale. q4_1: times the scale, plus a minimum. q4_z: less a
 zero point, times the scale; as AWQ and GPTQ have it, which q4_1 could not hold exactly. fp8: E4M3 times a float32 scale
-(arXiv 2209.05433)."""
+(arXiv 2209.05433). mxfp4: E2M1 times a power of two, of which the exponent is stored (Open Compute Project,
+microscaling formats 1.0)."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Of the lower three bits; the fourth is the sign."""
+EXPONENT_BIAS, LARGEST_EXPONENT = 127, 252
+"""What is subtracted from a stored exponent, and with which every number of E2M1 is still one of float32."""
 
 
 def row_bytes(quantized: QuantizedFormat, num_columns: int) -> int:
@@ -102,6 +110,8 @@ def expand_blocks(quantized: QuantizedFormat, raw_BR: Tensor, out_BX: Tensor) ->
     """Blocks as float32, bit for bit as their format defines them."""
     form = FORMS[quantized]
     head_BH = raw_BR[:, : form.head].contiguous().view(form.head_dtype).float()
+    if quantized == "mxfp4":
+        head_BH = torch.ldexp(torch.ones_like(head_BH), raw_BR[:, :1].int() - EXPONENT_BIAS)
     scale_B1, second_B1, codes = head_BH[:, :1], head_BH[:, 1:], raw_BR[:, form.head :]
     if form.bits == 8:
         out_BX.copy_(codes.view(torch.float8_e4m3fn if quantized == "fp8" else torch.int8)).mul_(scale_B1)
@@ -113,6 +123,9 @@ def expand_blocks(quantized: QuantizedFormat, raw_BR: Tensor, out_BX: Tensor) ->
             out_BX.sub_(8).mul_(scale_B1)
         case "q4_1":
             out_BX.mul_(scale_B1).add_(second_B1)
+        case "mxfp4":
+            table = torch.tensor((*E2M1, *(-number for number in E2M1)), device=out_BX.device)
+            out_BX.copy_(table[out_BX.int()]).mul_(scale_B1)
         case "q4_z":
             out_BX.sub_(second_B1).mul_(scale_B1)
 
@@ -132,6 +145,8 @@ def is_finite(matrix: QuantizedMatrix) -> bool:
     head_BH = raw_BR[:, : form.head].contiguous().view(form.head_dtype)
     if matrix.format == "fp8" and bool(((raw_BR[:, form.head :] & E4M3_NAN) == E4M3_NAN).any()):
         return False
+    if matrix.format == "mxfp4":
+        return not bool((head_BH > LARGEST_EXPONENT).any())
     return bool(head_BH.isfinite().all())
 
 

@@ -18,7 +18,11 @@ inline int64_t panels_of(int64_t N) { return divide_up(N, PANEL); }
 // before the product with the scale.
 constexpr bool has_second(int64_t format) { return format == Q4_1 || format == Q4_Z; }
 
-// Where things are in a panel of K columns. Scales are float16, [block][16]; with a second number [block][2][16].
+// Bytes in front of the integers of a block of one row in a file.
+constexpr int64_t head_bytes(int64_t format) { return format == MXFP4 ? 1 : has_second(format) ? 4 : 2; }
+
+// Where things are in a panel of K columns. Scales are float16, [block][16], with a second number [block][2][16]; those
+// of MXFP4 are exponents of 8 bits.
 struct PanelLayout {
     int64_t scale_step;  // bytes from the scales of a block to those of the next
     int64_t quants;      // offset of the integers
@@ -27,7 +31,7 @@ struct PanelLayout {
 };
 
 constexpr PanelLayout panel_layout(int64_t format, int64_t K) {
-    const int64_t blocks = K / BLOCK, scale_step = has_second(format) ? 64 : 32;
+    const int64_t blocks = K / BLOCK, scale_step = PANEL * head_bytes(format);
     const int64_t quants = (blocks * scale_step + 63) / 64 * 64, quant_step = format == Q8_0 ? 512 : 256;
     return {scale_step, quants, quant_step, quants + blocks * quant_step};
 }
@@ -67,7 +71,8 @@ void quantize_rows(const float* x, int64_t M, int64_t K, const QuantizedRows& ou
 
 // y[M][N] = x[M][K] w[N][K]^T + bias. With s the exact integer sum of a block, dw, mw its scale and minimum, dx and sx
 // the row's scale and scaled sum, a number of y is over the blocks in order fused(s, dw * dx, y), with a minimum followed
-// by fused(mw, sx, y). That of Q4_Z is -zero * dw. The bias comes last.
+// by fused(mw, sx, y). That of Q4_Z is -zero * dw. MXFP4's integers are twice its numbers, and its scales half as large.
+// The bias comes last.
 void linear_quantized(const Matrix& w, const QuantizedRows& x, int64_t M, float* y);
 
 // The same from rows of floats, which are quantised first.

@@ -16,11 +16,33 @@ constexpr int64_t PAST_CACHES = 32768;              // outputs of a row that is 
 // Bytes from a row's values in a block to its second plane.
 constexpr int64_t PLANE = QuantizedRows::GROUP * BLOCK;
 
-// Four bytes of each output: group g of a block as signed integers; those of 4 bits less 8, or as they are.
+// Twice the numbers of 4 bits of MXFP4 (E2M1), of which the highest is the sign.
+alignas(16) constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// Four bytes from 0 to 15 of each output become what a table has there.
+INLINE ivec looked_up(ivec places, const int8_t (&table)[16]) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    const __m512i all = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+    return bit_copy<ivec>(_mm512_shuffle_epi8(all, bit_copy<__m512i>(places)));
+#elif defined(__AVX2__)
+    const __m256i all = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+    return bit_copy<ivec>(_mm256_shuffle_epi8(all, bit_copy<__m256i>(places)));
+#else
+    struct Bytes {
+        uint8_t b[sizeof(ivec)];
+    };
+    Bytes bytes = bit_copy<Bytes>(places);
+    for (uint8_t& b : bytes.b) b = uint8_t(table[b]);
+    return bit_copy<ivec>(bytes);
+#endif
+}
+
+// Four bytes of each output: group g of a block as signed integers; those of 4 bits less 8, or as they are, or looked up.
 template <int64_t FORMAT> INLINE ivec signed_group(const uint8_t* quants, int g, int v) {
     if (FORMAT == Q8_0) return load_bytes(quants + (g * VECTORS + v) * sizeof(ivec));
     const ivec bytes = load_bytes(quants + (g % 4 * VECTORS + v) * sizeof(ivec));
     const ivec integers = (g < 4 ? bytes : bytes >> 4) & 0x0f0f0f0f;
+    if (FORMAT == MXFP4) return looked_up(integers, E2M1);
     return has_second(FORMAT) ? integers : (integers + 0x78787878) ^ int32_t(0x80808080);  // no carry from byte to byte
 }
 
@@ -44,6 +66,16 @@ INLINE void dot_block(const uint8_t* quants, const int8_t* x, const ivec (&offse
         for (int v = 0; v < VECTORS; v++) exact[r][v] = BlockDot::finish(sums[r][v]);
 }
 
+// The scales of a vector's outputs.
+template <int64_t FORMAT, class V> INLINE V scales_of(const uint8_t* scales, int v) {
+    if constexpr (FORMAT != MXFP4) return load<V>(reinterpret_cast<const fp16*>(scales) + v * LANES);
+    typename Lanes<V>::s8 bytes;
+    memcpy(&bytes, scales + v * LANES, sizeof(bytes));
+    const auto exponents = __builtin_convertvector(bytes, typename Lanes<V>::i32) & 0xff;
+    const auto least = bit_copy<typename Lanes<V>::i32>(exponents == 0) & 0x00400000;  // 2^-127, which is subnormal
+    return bit_copy<V>(exponents << 23 | least) * 0.5f;
+}
+
 // The minima of outputs with scales.
 template <int64_t FORMAT, class V> INLINE V minima_of(const fp16* second, V scales) {
     if (!has_second(FORMAT)) return V{};
@@ -60,7 +92,7 @@ INLINE void add_block(const uint8_t* scales, const uint8_t* quants, const Quanti
     dot_block<FORMAT, R>(quants, x.values + (at / GROUP * 2 * GROUP + at % GROUP) * BLOCK, offsets, exact);
     const fp16* halves = reinterpret_cast<const fp16*>(scales);
     for (int v = 0; v < VECTORS; v++) {
-        const fvec scale = load<fvec>(halves + v * LANES);
+        const fvec scale = scales_of<FORMAT, fvec>(scales, v);
         const fvec minimum = minima_of<FORMAT>(halves + PANEL + v * LANES, scale);
         for (int r = 0; r < R; r++) {
             sums[r][v] = fused(to_float(exact[r][v]), scale * splat<fvec>(x.scales[at + r]), sums[r][v]);

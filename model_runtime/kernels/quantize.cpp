@@ -5,6 +5,7 @@
 
 #include "integer.h"
 #include "integer_dot.h"
+#include "integer_tile.h"
 #include "linear_fp8.h"
 #include "pool.h"
 
@@ -75,17 +76,17 @@ void quantize_row(const float* x, int64_t row, int64_t K, const QuantizedRows& o
 namespace {
 
 // Bytes of a block of one row in a file: scales, then integers.
-int64_t scale_bytes(int64_t format) { return has_second(format) ? 4 : 2; }
-int64_t block_bytes(int64_t format) { return scale_bytes(format) + (format == Q8_0 ? BLOCK : BLOCK / 2); }
+int64_t block_bytes(int64_t format) { return head_bytes(format) + (format == Q8_0 ? BLOCK : BLOCK / 2); }
 
 // Row `lane` of a panel, from its blocks in a file.
 void pack_row(const uint8_t* row, int64_t format, int64_t blocks, int64_t lane, const PanelLayout& at, uint8_t* panel) {
     for (int64_t b = 0; b < blocks; b++, row += block_bytes(format)) {
-        uint8_t *scales = panel + b * at.scale_step + 2 * lane, *quants = panel + at.quants + b * at.quant_step;
-        memcpy(scales, row, 2);
-        if (has_second(format)) memcpy(scales + 2 * PANEL, row + 2, 2);
+        uint8_t *scales = panel + b * at.scale_step, *quants = panel + at.quants + b * at.quant_step;
+        const int64_t size = std::min<int64_t>(2, head_bytes(format));  // of a scale
+        memcpy(scales + size * lane, row, size);
+        if (has_second(format)) memcpy(scales + 2 * (PANEL + lane), row + 2, 2);
         for (int64_t four = 0; four < at.quant_step / PANEL; four += 4)
-            memcpy(quants + four * PANEL + lane * 4, row + scale_bytes(format) + four, 4);
+            memcpy(quants + four * PANEL + lane * 4, row + head_bytes(format) + four, 4);
     }
 }
 
@@ -108,11 +109,30 @@ void quantize_rows(const float* x, int64_t M, int64_t K, const QuantizedRows& ou
     });
 }
 
+namespace {
+
+// Numbers of 4 bits are integers in `E2M1`; in a panel 4 of a row lie together.
+void expand_mxfp4(const uint8_t* quants, uint8_t exponent, float* out) {
+    const float scale = std::ldexp(0.5f, int(exponent) - 127);
+    for (int64_t k = 0; k < BLOCK; k++) {
+        const int64_t place = k % (BLOCK / 2);
+        const uint8_t byte = quants[place / 4 * 4 * PANEL + place % 4];
+        out[k] = float(E2M1[k < BLOCK / 2 ? byte & 15 : byte >> 4]) * scale;
+    }
+}
+
+}  // namespace
+
 void expand_row(const Matrix& w, int64_t row, float* out) {
     const Panel panel(w, row / PANEL);
     const int64_t lane = row % PANEL;
     for (int64_t b = 0; b < w.K / BLOCK; b++, out += BLOCK) {
-        const fp16* scales = reinterpret_cast<const fp16*>(panel.scales + b * panel.layout.scale_step) + lane;
+        const uint8_t* head = panel.scales + b * panel.layout.scale_step;
+        if (w.format == MXFP4) {
+            expand_mxfp4(panel.quants + b * panel.layout.quant_step + lane * 4, head[lane], out);
+            continue;
+        }
+        const fp16* scales = reinterpret_cast<const fp16*>(head) + lane;
         const uint8_t* bytes = panel.quants + b * panel.layout.quant_step + lane * 4;
         const float scale = load_one(scales), second = has_second(w.format) ? load_one(scales + PANEL) : 0.0f;
         for (int64_t k = 0; k < BLOCK; k++) {

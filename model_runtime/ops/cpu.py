@@ -19,7 +19,7 @@ from model_runtime.quantized import FORMS, QuantizedFormat, QuantizedMatrix, deq
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How the kernels number the storage types."""
-QUANTIZED_STORAGE: Mapping[QuantizedFormat, int] = {"fp8": 3, "q8_0": 4, "q4_0": 5, "q4_1": 6, "q4_z": 7}
+QUANTIZED_STORAGE: Mapping[QuantizedFormat, int] = {"fp8": 3, "q8_0": 4, "q4_0": 5, "q4_1": 6, "q4_z": 7, "mxfp4": 8}
 """The same for numbers with scales."""
 ACTIVATIONS: Mapping[Activation, int] = {
     "gelu": 0,
@@ -44,11 +44,11 @@ def assert_plain(*tensors: Tensor) -> None:
 @register("empty_matrix", "cpu")
 def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
     """Panels of 16 rows. Floats [ceil(N / 16), K, 16] in their storage type; scales and integers as kernels/integer.h
-    lays them out; for products with rows as they are float32, since expanding integers for every product would take
+    lays them out; for products with rows as they are floats, since expanding integers for every product would take
     longer than the product."""
     num_panels, quantized = -(-form.num_rows // PANEL_ROWS), None
     if isinstance(form.stored, torch.dtype) or not (form.integer_rows or FORMS[form.stored].are_floats):
-        dtype = form.stored if isinstance(form.stored, torch.dtype) else torch.float32
+        dtype = form.stored if isinstance(form.stored, torch.dtype) else FORMS[form.stored].exact_in
         assert dtype in STORAGE, f"cannot pack {dtype}"
         data = torch.empty(num_panels, form.num_columns, PANEL_ROWS, dtype=dtype, device=device)
     else:
@@ -77,7 +77,8 @@ def fill_rows(packed: PackedWeight, start: int, rows: Tensor | QuantizedMatrix) 
         source, number = rows.data_NR.contiguous(), QUANTIZED_STORAGE[packed.quantized]
         library().pack_quantized(source.data_ptr(), panels.data_ptr(), number, count, packed.num_columns)
         return
-    source = (rows if isinstance(rows, Tensor) else dequantize(rows)).contiguous()
+    source = rows if isinstance(rows, Tensor) else dequantize(rows).to(FORMS[rows.format].exact_in)
+    source = source.contiguous()
     assert source.dtype == packed.data.dtype, "rows of another form"
     library().pack(source.data_ptr(), panels.data_ptr(), source.element_size(), count, packed.num_columns)
 

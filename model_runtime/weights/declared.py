@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from model_runtime.hf_quantization import Quantization
+from model_runtime.matrix_scheme import Quantization
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.grids import EXPANDED, format_of

@@ -10,7 +10,9 @@ from model_runtime.quantized import QuantizedFormat, expand_blocks
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_file import GGML_TYPES
 
-BLOCK_FORMATS: Mapping[str, QuantizedFormat] = MappingProxyType({"Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1"})
+BLOCK_FORMATS: Mapping[str, QuantizedFormat] = MappingProxyType(
+    {"Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "MXFP4": "mxfp4"}
+)
 """ggml's names of the types whose integers are kept as they are."""
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

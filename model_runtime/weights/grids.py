@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model_runtime.hf_quantization import MatrixScheme
+from model_runtime.matrix_scheme import MatrixScheme
 from model_runtime.quantized import FORMS, QuantizedFormat
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.source import StoredTensor, check_finite, read, whole
@@ -27,8 +27,8 @@ def format_of(scheme: MatrixScheme, num_columns: int) -> QuantizedFormat | None:
     """What a matrix is kept in; None: it is expanded."""
     shared = scheme.block[1] or num_columns
     kept: QuantizedFormat | None = None
-    if scheme.layout == "fp8":
-        kept = "fp8"
+    if scheme.layout in ("fp8", "mxfp4"):
+        kept = "fp8" if scheme.layout == "fp8" else "mxfp4"
     elif scheme.bits == 4:
         kept = "q4_0" if scheme.symmetric else "q4_z"
     elif scheme.symmetric:

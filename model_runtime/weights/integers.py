@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_runtime.hf_quantization import MatrixScheme
+from model_runtime.matrix_scheme import MatrixScheme
 from model_runtime.quantized import BLOCK, QuantizedFormat, QuantizedMatrix, join_blocks
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.grids import EXPANDED, Kept, Scales, format_of

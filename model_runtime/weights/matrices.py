@@ -8,9 +8,10 @@ from types import MappingProxyType
 
 import torch
 
-from model_runtime.hf_quantization import Layout, MatrixScheme, Quantization
+from model_runtime.matrix_scheme import Layout, MatrixScheme, Quantization
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.integers import compressed_integers, turned_integers
+from model_runtime.weights.mxfp4 import compressed_mxfp4
 from model_runtime.weights.scaled import SCALES, ScaledFloats
 from model_runtime.weights.source import StoredTensor, TensorSource
 
@@ -21,6 +22,7 @@ _MAKE: Mapping[Layout, Callable[[str, TensorSource, MatrixScheme], StoredTensor]
         "fp8": ScaledFloats,
         "int8": compressed_integers,
         "packed": compressed_integers,
+        "mxfp4": compressed_mxfp4,
         "gptq": turned_integers,
         "awq": turned_integers,
     }

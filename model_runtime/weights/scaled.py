@@ -4,7 +4,7 @@ engine and worker processes."""
 import torch
 from torch import Tensor
 
-from model_runtime.hf_quantization import MatrixScheme
+from model_runtime.matrix_scheme import MatrixScheme
 from model_runtime.quantized import FORMS, QuantizedMatrix, join_blocks
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.grids import EXPANDED, Scales, format_of

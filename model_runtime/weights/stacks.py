@@ -2,9 +2,8 @@
 `spelling.py`, engine and worker processes.
 
 Rows of gate and up alternate (GPT-OSS), or gate's come first. Matrices are [E, K, N], the other way round than
-everywhere else, with biases [E, N], or [E, N, K] (Qwen3-VL as transformers 5 writes it); or in MXFP4 (Open Compute
-Project, microscaling formats 1.0), whose blocks of 32 numbers are 16 bytes of two, the first in the low half, with a
-power of two as scale: [E, N, K / 32, 16] and [E, N, K / 32].
+everywhere else, with biases [E, N], or [E, N, K] (Qwen3-VL as transformers 5 writes it); or in MXFP4, blocks
+[E, N, K / 32, 16] and exponents [E, N, K / 32].
 
 Legend: E experts, N rows and K columns of one expert's matrix.
 """
@@ -18,15 +17,12 @@ from torch import Tensor
 from model_runtime.models.family import StackOrder
 from model_runtime.quantized import BLOCK
 from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.mxfp4 import Mxfp4
 from model_runtime.weights.source import Index, Numbers, StoredTensor, TensorSource, read
 
 _KEY = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(|_bias|_blocks|_scales)")
 _PARTS = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
 _DIMENSIONS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the lower three bits; the fourth is the sign."""
-_BIAS = 127
-"""What a scale stands for is 2 to the power of its byte less this."""
 
 
 def unstacked(source: TensorSource, order: StackOrder, hidden_size: int) -> dict[str, StoredTensor]:
@@ -47,7 +43,7 @@ def unstacked(source: TensorSource, order: StackOrder, hidden_size: int) -> dict
                 place = _Place(expert, number, len(parts), stack.shape[2 if is_turned else 1], order)
                 name = f"{experts}.{expert}.{part}.{ending}"
                 if kind == "_blocks":
-                    found[name] = Mxfp4Expert(stack, _scales(source, key), place)
+                    found[name] = _mxfp4(stack, _scales(source, key), place)
                 else:
                     found[name] = _Turned(stack, place, last) if is_turned else _Upright(stack, place)
     return found
@@ -143,30 +139,13 @@ class _Turned(Numbers):
         target.copy_(rows_NK[self._place.rows(index[0])][self._place.step])
 
 
-class Mxfp4Expert(Numbers):
-    """A matrix of an expert in MXFP4, whose numbers are bfloat16's: a StoredTensor."""
+def _mxfp4(blocks: StoredTensor, scales: StoredTensor, place: _Place) -> Mxfp4:
+    """A matrix of an expert."""
+    expert = slice(place.expert, place.expert + 1)
 
-    dtype = torch.bfloat16
+    def read_blocks(rows: slice, part: slice) -> tuple[Tensor, Tensor]:
+        index = (expert, place.rows(rows), part)
+        bytes_1nb16 = read(blocks, (*index, slice(0, BLOCK // 2)))
+        return bytes_1nb16[0, place.step], read(scales, index)[0, place.step]
 
-    def __init__(self, blocks: StoredTensor, scales: StoredTensor, place: _Place) -> None:
-        """Some rows of a stack."""
-        self._blocks, self._scales, self._place = blocks, scales, place
-        self.shape: tuple[int, ...] = (place.count, blocks.shape[2] * BLOCK)
-        self.file = blocks.file
-
-    def read_into(self, index: Index, target: Tensor) -> None:
-        """As in StoredTensor."""
-        rows, columns = self._place.rows(index[0]), index[1]
-        blocks, expert = slice(columns.start // BLOCK, -(-columns.stop // BLOCK)), self._place.expert
-        part = (slice(expert, expert + 1), rows, blocks)
-        bytes_NBX = read(self._blocks, (*part, slice(0, BLOCK // 2)))[0, self._place.step]
-        scales_NB = read(self._scales, part)[0, self._place.step]
-        wide_NK = expand_mxfp4(bytes_NBX, scales_NB)
-        target.copy_(wide_NK[:, columns.start - blocks.start * BLOCK :][:, : columns.stop - columns.start])
-
-
-def expand_mxfp4(bytes_NBX: Tensor, scales_NB: Tensor) -> Tensor:
-    """float32 [N, 32 B] of blocks [N, B, 16] and scales [N, B]."""
-    table = torch.tensor([*_FP4, *(-number for number in _FP4)])
-    numbers_NB32 = table[torch.stack((bytes_NBX & 15, bytes_NBX >> 4), dim=-1).int()].flatten(2)
-    return torch.ldexp(numbers_NB32, scales_NB[..., None].int() - _BIAS).flatten(1)
+    return Mxfp4((place.count, blocks.shape[2] * BLOCK), blocks.file, read_blocks)

@@ -132,3 +132,16 @@ def gptq(weight: Tensor, bits: int, group: int, symmetric: bool, version: int, o
         "g_idx": group_of.int(),
     }
     return tensors, expanded[:, back]
+
+
+def mxfp4(weight: Tensor) -> Stored:
+    """compressed-tensors, mxfp4-pack-quantized: the nearest of sixteen numbers times a power of two."""
+    numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    blocks = weight.view(weight.shape[0], -1, 32)
+    exponents = (blocks.abs().amax(-1) / 6).log2().ceil()
+    scaled = blocks / 2.0 ** exponents[..., None]
+    places = (scaled.abs()[..., None] - numbers).abs().argmin(-1)
+    expanded = numbers[places] * scaled.sign() * 2.0 ** exponents[..., None]
+    codes = (places + 8 * (scaled < 0)).view(weight.shape).to(torch.uint8)
+    tensors = {"weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, "weight_scale": (exponents + 127).to(torch.uint8)}
+    return tensors, expanded.view(weight.shape)

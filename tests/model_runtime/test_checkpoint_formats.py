@@ -27,6 +27,7 @@ from tests.model_runtime.quantized_checkpoints import (
     fp8_blocks,
     gptq,
     make_quantized,
+    mxfp4,
     packed,
     plain_integers,
 )
@@ -91,6 +92,11 @@ class Plain(Integers):
         return plain_integers(weight, self.group, self.symmetric)
 
 
+class Mxfp4(Case):
+    def pack(self, weight: Tensor) -> Stored:
+        return mxfp4(weight)
+
+
 class Awq(Integers):
     def pack(self, weight: Tensor) -> Stored:
         return awq(weight, self.group)
@@ -113,6 +119,7 @@ def weights(bits: int, group: int, *, symmetric: bool = True) -> dict[str, objec
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True, "damp_percent": 0.1}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
 CASES: dict[str, Case] = {
     "fp8_blocks": Fp8(FP8 | {"weight_block_size": [128, 128]}, 8.25, (128, 128), "weight_scale_inv"),
@@ -123,6 +130,7 @@ CASES: dict[str, Case] = {
     "packed_8": Integers(compressed("pack-quantized", weights(8, 0)), 8.5, 0, True, 8),
     "int_8": Plain(compressed("int-quantized", weights(8, 0)), 8.5),
     "int_8_zeros": Plain(compressed("naive-quantized", weights(8, 64, symmetric=False)), 16, 64, False),
+    "mxfp4": Mxfp4(compressed("mxfp4-pack-quantized", FLOAT4), 4.25),
     "awq": Awq(AWQ, 5.0, 128, False),
     "gptq": Gptq(GPTQ, 4.5, 128),
     "gptq_zeros": Gptq(GPTQ | {"sym": False, "group_size": 32}, 5.0, 32, False),
@@ -183,6 +191,8 @@ MODULE = "model.layers.1.mlp.down_proj"
         ("packed_4_zeros", {f"{MODULE}.weight_zero_point": None}, f"missing is {MODULE}.weight_zero_point"),
         ("packed_4", {f"{MODULE}.weight_scale": torch.full((256, 3), 1e6)}, "has numbers beyond those of float16"),
         ("packed_4", {f"{MODULE}.weight_scale": torch.full((256, 3), math.nan)}, f"in {MODULE}.weight_scale (model"),
+        ("mxfp4", {f"{MODULE}.weight_scale": None}, "has no weight_scale [256, 12] of exponents beside it"),
+        ("mxfp4", {f"{MODULE}.weight_scale": torch.full((256, 12), 255, dtype=torch.uint8)}, f"in {MODULE}.weight (mo"),
         ("gptq", {f"{MODULE}.qzeros": torch.zeros(3, 32, dtype=torch.int32)}, "has zero points; quantization_config"),
         ("gptq_second", {f"{MODULE}.qzeros": torch.zeros(3, 31, dtype=torch.int32)}, "the format needs int32 [3, 32]"),
         ("gptq", {f"{MODULE}.g_idx": torch.zeros(384, dtype=torch.int32)}, "its columns are not in groups of 128"),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from model_runtime.hf_quantization import MatrixScheme, read_quantization
+from model_runtime.hf_quantization import read_quantization
+from model_runtime.matrix_scheme import MatrixScheme
 from model_runtime.weights.errors import CheckpointError
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 64]}
@@ -30,13 +31,16 @@ def test_methods() -> None:
     assert scheme(GPTQ) == MatrixScheme(layout="gptq", bits=4, block=(1, 0), zero_offset=1)
     second = GPTQ | {"checkpoint_format": "gptq_v2", "sym": False, "bits": 8, "group_size": 32}
     assert scheme(second) == MatrixScheme(layout="gptq", bits=8, block=(1, 32), symmetric=False)
+    experts = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    assert scheme(experts) is None
+    expected = MatrixScheme(layout="mxfp4", bits=4, block=(1, 32))
+    assert scheme(experts, "model.layers.0.mlp.experts.3.down_proj") == expected
     assert scheme(AWQ) == MatrixScheme(layout="awq", bits=4, block=(1, 64), symmetric=False)
 
 
 def test_models_without() -> None:
     assert read_quantization({}) is None
     assert read_quantization({"quantization_config": None, "text_config": {}}) is None
-    assert read_quantization({"quantization_config": {"quant_method": "mxfp4"}}) is None
     inner = read_quantization({"text_config": {"quantization_config": FP8}})
     assert inner is not None and inner.of("x") is not None
 

@@ -5,10 +5,18 @@ import pytest
 import torch
 
 from model_runtime.ops import set_threads
-from model_runtime.quantized import FORMS, QuantizedFormat, QuantizedMatrix, dequantize, row_bytes
+from model_runtime.quantized import (
+    FORMS,
+    QuantizedFormat,
+    QuantizedMatrix,
+    dequantize,
+    is_finite,
+    join_blocks,
+    row_bytes,
+)
 from tests.model_runtime.op_cases import EXACT, assert_close, compiled, randn
 
-FORMATS: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_1", "q4_z"]
+FORMATS: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_1", "q4_z", "mxfp4"]
 
 
 def matrix(form: QuantizedFormat, n: int, k: int, seed: int = 0) -> QuantizedMatrix:
@@ -22,6 +30,8 @@ def matrix(form: QuantizedFormat, n: int, k: int, seed: int = 0) -> QuantizedMat
     )
     if form == "q4_z":
         scales[:, 1] = torch.randint(0, 16, (len(blocks),), generator=generator)
+    if form == "mxfp4":
+        scales = torch.randint(97, 132, (len(blocks), 1), generator=generator)
     head = scales[:, : FORMS[form].head // FORMS[form].head_dtype.itemsize].to(FORMS[form].head_dtype).contiguous()
     blocks[:, : FORMS[form].head] = head.view(torch.uint8)
     return QuantizedMatrix(data_NR=blocks.view(n, -1), format=form, num_columns=k)
@@ -51,6 +61,18 @@ def test_embedding_is_what_the_format_defines(form: QuantizedFormat) -> None:
     ops, m = compiled(), matrix(form, 75, 96)
     ids = torch.tensor([0, 74, 16, 16, 31], dtype=torch.int32)
     assert torch.equal(ops.embedding(ids, ops.pack_quantized(m, True)), dequantize(m)[ids])
+
+
+def test_every_number_of_mxfp4_with_the_least_and_largest_exponents() -> None:
+    codes = torch.arange(32, dtype=torch.uint8).remainder(16).repeat(4, 1)
+    m = join_blocks("mxfp4", (torch.tensor([0, 1, 127, 252], dtype=torch.uint8),), codes)
+    ids, (_, least, one, largest) = torch.arange(4, dtype=torch.int32), dequantize(m)
+    assert one[:8].tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6] and torch.equal(one[8:16], -one[:8])
+    assert torch.equal(least.double(), one.double() * 2.0**-126)
+    assert torch.equal(largest.double(), one.double() * 2.0**125)
+    assert torch.equal(compiled().embedding(ids, compiled().pack_quantized(m, True)), dequantize(m))
+    assert is_finite(m)
+    assert not is_finite(join_blocks("mxfp4", (torch.tensor([253], dtype=torch.uint8),), codes[:1]))
 
 
 @pytest.mark.parametrize("form", FORMATS)

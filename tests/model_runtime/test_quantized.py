@@ -32,7 +32,7 @@ from tests.model_runtime.test_gguf import gguf_name, metadata, permuted
 from tests.model_runtime.test_gguf_file import finish
 
 MADE: list[QuantizedFormat] = ["q8_0", "q4_0"]
-STORED = {"q8_0": GGMLQuantizationType.Q8_0, "q4_0": GGMLQuantizationType.Q4_0, "q4_1": GGMLQuantizationType.Q4_1}
+STORED = {name: GGMLQuantizationType[name.upper()] for name in ("q8_0", "q4_0", "q4_1", "mxfp4")}
 
 
 def load(path: Path, precision: Precision, kernels: str = "reference") -> LoadedModel:

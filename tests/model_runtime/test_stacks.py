@@ -11,9 +11,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from model_runtime.checkpoint import load_model
 from model_runtime.ops import load_ops
 from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.mxfp4 import Mxfp4
 from model_runtime.weights.safetensors_source import read_safetensors
 from model_runtime.weights.source import read, whole
-from model_runtime.weights.stacks import expand_mxfp4, unstacked
+from model_runtime.weights.stacks import unstacked
 from tests.family_cases import make_random_model
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.model_runtime.ranks import on_threads
@@ -29,12 +30,19 @@ def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     return blocks, torch.randint(122, 126, shape, generator=generator, dtype=torch.uint8)
 
 
+def expanded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """[N, K] of blocks [N, B, 16] and scales [N, B]."""
+    shape = (blocks.shape[0], blocks.shape[1] * 32)
+    matrix = Mxfp4(shape, "made up", lambda rows, part: (blocks[rows, part], scales[rows, part]))
+    return read(matrix, whole(shape), torch.float32)
+
+
 def test_numbers_are_those_of_transformers() -> None:
     blocks, scales = packed(2, 6, 3)
     scales[0, 0] = torch.tensor([0, 1, 254])
     expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
     for expert in range(2):
-        assert torch.equal(expand_mxfp4(blocks[expert], scales[expert]), expected[expert].T)
+        assert torch.equal(expanded(blocks[expert], scales[expert]), expected[expert].T)
 
 
 def make_packed(folder: Path) -> list[torch.Tensor]:
@@ -77,7 +85,7 @@ def test_any_part_can_be_read(tmp_path: Path) -> None:
     matrix = source["e.experts.1.down_proj.weight"]
     assert (matrix.shape, matrix.dtype) == ((8, 64), torch.bfloat16)
     full, part = read(matrix, whole((8, 64))), read(matrix, (slice(2, 5), slice(17, 47)), torch.float32)
-    assert torch.equal(full, expand_mxfp4(blocks[1], scales[1]))
+    assert torch.equal(full, expanded(blocks[1], scales[1]))
     assert torch.equal(part, full[2:5, 17:47])
 
 
