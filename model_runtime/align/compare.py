@@ -59,6 +59,8 @@ class Alignment:
     unobserved: tuple[str, ...]
     """Places of the reference that the product does not compute."""
 
+    loss: LogitsDifference | None = None
+    """What the product's integers lose against the floats that they were made of: for information."""
     suspects: tuple[str, ...] = ()
     """Why the first place diverges."""
 
@@ -78,6 +80,7 @@ class Alignment:
 def align(ranks: Sequence[Product], reference: Reference) -> Alignment:
     """Compare the product, which `ranks` share, with the reference."""
     product = ranks[0]
+    _check_quantization(reference, product.quantization)
     _check_width(reference, product.decoder.config.vocab_size)
     served_LV = served(ranks, reference.prompts)
     traced_LV, free = traced(ranks, reference, forced=False)
@@ -97,6 +100,8 @@ def align(ranks: Sequence[Product], reference: Reference) -> Alignment:
         same_path=difference(traced_LV, served_LV).max_rel,
         unobserved=tuple(name for name in reference.places if name not in forced),
     )
+    if reference.full_LV is not None:
+        found = replace(found, loss=compare_logits(served_LV, reference.full_LV, limit))
     first = found.first
     return found if first is None else replace(found, suspects=_suspects(ranks, reference, first, forced))
 
@@ -135,6 +140,13 @@ def _unused(place: str, following: PlaceReport) -> PlaceReport:
     return replace(
         following, place=place, layer=layer_of(place), kind=kind, operation=operation, own=nothing, inherited=nothing
     )
+
+
+def _check_quantization(reference: Reference, asked: str) -> None:
+    if reference.quantization != asked:
+        raise CheckpointError(
+            f"the reference is of --quantization {reference.quantization}, and the product is asked for {asked}"
+        )
 
 
 def _check_width(reference: Reference, vocab_size: int) -> None:

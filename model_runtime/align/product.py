@@ -40,6 +40,8 @@ class Product:
     device: torch.device
     kv_type: torch.dtype
     block_size: int
+    quantization: str
+    """Of its options."""
     computes: str
     """For people: with what."""
 
@@ -113,5 +115,6 @@ def _loaded(
         device=device,
         kv_type=storage_type(runtime.kv_cache_dtype, model.kv_type),
         block_size=block_size(device, SchedulerConfig().block_size),
+        quantization=runtime.quantization,
         computes=describe(ops, device),
     )

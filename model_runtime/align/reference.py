@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +22,8 @@ from model_runtime.align.places import LOGITS
 from model_runtime.align.prompts import Prompts
 from model_runtime.weights.errors import CheckpointError
 
-VERSION = "1"
+VERSION, FULL = "1", "logits of the unquantised model"
+DtypeName = Literal["float32", "float16", "bfloat16"]
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 )
@@ -42,6 +44,8 @@ class Reference:
     """That it was computed in."""
     quantization: str = "none"
     """Weights are what this option of the product makes of them, expanded."""
+    full_LV: Tensor | None = None
+    """Logits of the weights before that."""
 
     def at(self, place: str) -> Tensor | None:
         """float32 [L, width]; None: the reference has no such place."""
@@ -58,9 +62,12 @@ class Reference:
             "dtype": str(self.dtype).removeprefix("torch."),
             "quantization": self.quantization,
         }
-        tensors = {name: tensor.contiguous() for name, tensor in {**self.places, LOGITS: self.logits_LV}.items()}
+        extra = {} if self.full_LV is None else {FULL: self.full_LV}
+        tensors = {
+            name: tensor.contiguous() for name, tensor in {**self.places, **extra, LOGITS: self.logits_LV}.items()
+        }
         try:
-            save_file(tensors, path, metadata)
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
         except SafetensorError as error:
             raise OSError(f"{path}: {error}") from None
 
@@ -81,6 +88,7 @@ def load_reference(path: Path) -> Reference:
                 made_by=metadata["made_by"],
                 dtype=DTYPES[metadata["dtype"]],
                 quantization=metadata["quantization"],
+                full_LV=file.get_tensor(FULL) if FULL in file.keys() else None,  # noqa: SIM118  (no mapping)
             )
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"cannot read the reference {path}: {error}") from None

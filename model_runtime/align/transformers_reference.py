@@ -1,5 +1,5 @@
-"""Reference values from transformers, by hooks on its modules: the one file of the product that imports it, when
-`firstlight align --reference transformers` or `--dump` asks for it. Process of `firstlight align`.
+"""Reference values from transformers, by hooks on its modules, when `firstlight align --reference transformers` or
+`--dump` asks for them. Process of that command.
 
 Modules are found by the checkpoint keys of their weights, so there is no table of families here. What has no module is
 taken at functions: queries and keys behind their rotation where attention is called, and the weights of experts where
@@ -12,49 +12,27 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from model_runtime.align.places import layer_of, module_path
 from model_runtime.align.prompts import Prompts, lengths_for, seeded_prompts
-from model_runtime.align.reference import DTYPES, Reference
+from model_runtime.align.reference import DTYPES, DtypeName, Reference
+from model_runtime.align.transformers_model import load_filled, load_transformers
 from model_runtime.architecture import ModelConfig
+from model_runtime.config import Quantization
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
 from model_runtime.opening import open_checkpoint
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.sides import language_key
 from model_runtime.weights.spelling import spelling_of
 
-EXTRA = "pip install 'firstlight[align]'"
 _LAYER = re.compile(r"layers\.\d+")
 _ATTENTION = "eager_attention_forward"
-
-
-def load_transformers(path: Path, dtype: torch.dtype) -> nn.Module:
-    """The model as transformers reads it. Raises CheckpointError where that is missing or cannot."""
-    try:
-        import transformers
-    except ImportError:
-        raise CheckpointError(
-            f"the reference needs transformers, which is not installed: {EXTRA}, or give --reference a file that was "
-            "written with --dump on a machine that has it"
-        ) from None
-    options = {"dtype": dtype, "attn_implementation": "eager", "local_files_only": True}
-    try:
-        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-        loader = (
-            transformers.AutoModelForImageTextToText
-            if hasattr(config, "text_config")
-            else transformers.AutoModelForCausalLM
-        )
-        model: nn.Module = loader.from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"transformers cannot read {path}: {error}") from None
-    return model.eval()
 
 
 @dataclass(slots=True)
@@ -259,11 +237,21 @@ def run_transformers(model: nn.Module, config: ModelConfig, prompts: Prompts, dt
     )
 
 
-def reference_of(path: Path, dtype: Literal["float32", "float16", "bfloat16"]) -> Reference:
-    """Of a checkpoint, for prompts that fit it. Raises CheckpointError."""
-    if not path.is_dir():
-        raise CheckpointError(f"transformers reads folders, and {path} is none; give --reference a file")
-    config = open_checkpoint(path).config
+def reference_of(path: Path, dtype: DtypeName, quantization: Quantization) -> Reference:
+    """Of a checkpoint, for prompts that fit it. What the product holds as integers is compared with the floats that
+    these mean, and beside it are the logits of the checkpoint's own floats, if it has them. Raises CheckpointError."""
+    opened = open_checkpoint(path)
+    config = opened.config
     lengths = lengths_for((*config.sliding_windows, *config.attention_chunks), config.max_position)
     prompts = seeded_prompts(lengths, config.vocab_size)
-    return run_transformers(load_transformers(path, DTYPES[dtype]), config, prompts, DTYPES[dtype])
+    stored = path.is_dir() and any(tensor.format is not None for tensor in opened.source.values())
+    if quantization == "none" and not stored:
+        return run_transformers(load_transformers(path, DTYPES[dtype]), config, prompts, DTYPES[dtype])
+    if dtype != "float32":
+        raise CheckpointError("weights of integers are compared in float32: leave --dtype out")
+    full_LV = None
+    if not stored:
+        full_LV = run_transformers(load_transformers(path, torch.float32), config, prompts, torch.float32).logits_LV
+    filled = run_transformers(load_filled(path, config, quantization), config, prompts, torch.float32)
+    made_by = f"{filled.made_by} with {'the integers of the file' if stored else quantization} expanded"
+    return replace(filled, made_by=made_by, full_LV=full_LV, quantization=quantization)

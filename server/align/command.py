@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_runtime.config import Quantization
 from server.align.report import as_json, page, show
 from server.config import add_arguments as add_options
 from server.config import resolve
@@ -56,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     model = resolve_model(config.model)
     if arguments.dump is not None:
-        return _dump(model.path, arguments)
-    reference = _reference(model.path, arguments)
+        return _dump(model.path, arguments, config.runtime.quantization)
+    reference = _reference(model.path, arguments, config.runtime.quantization)
     try:
         ranks = load_ranks(model.path, config.runtime, lambda fraction: None)
     except PlanError as error:
@@ -78,17 +79,17 @@ def _check(arguments: argparse.Namespace) -> None:
         raise OptionError("--dump writes what transformers computes: leave --reference out")
 
 
-def _reference(model: Path, arguments: argparse.Namespace) -> "Reference":
+def _reference(model: Path, arguments: argparse.Namespace, quantization: Quantization) -> "Reference":
     from model_runtime.align.reference import load_reference
     from model_runtime.align.transformers_reference import reference_of
 
     if arguments.reference == TRANSFORMERS:
-        return reference_of(model, arguments.dtype)
+        return reference_of(model, arguments.dtype, quantization)
     return load_reference(Path(arguments.reference))
 
 
-def _dump(model: Path, arguments: argparse.Namespace) -> int:
-    reference = _reference(model, arguments)
+def _dump(model: Path, arguments: argparse.Namespace, quantization: Quantization) -> int:
+    reference = _reference(model, arguments, quantization)
     try:
         reference.save(arguments.dump)
     except OSError as error:

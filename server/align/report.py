@@ -13,6 +13,7 @@ from server.report.plot import Limit, Plot, Series
 
 if TYPE_CHECKING:
     from model_runtime.align.compare import Alignment, PlaceReport
+    from model_runtime.align.measure import LogitsDifference
 
 HEAD = ("place", "operation", "max abs", "max rel", "cosine", "allowed")
 MEANING = (
@@ -63,6 +64,13 @@ def logits_line(found: "Alignment") -> str:
     )
 
 
+def _loss_line(loss: "LogitsDifference") -> str:
+    return (
+        f"what quantisation loses, for information: KL from the unquantised model mean {loss.mean_kl:.2g} and max "
+        f"{loss.max_kl:.2g} nats, top-1 agreement {loss.agreement:.2%}"
+    )
+
+
 def _row(place: "PlaceReport") -> tuple[str, ...]:
     own = place.own
     numbers = (f"{own.max_abs:.2e}", f"{own.max_rel:.2e}", f"{own.cosine:.8f}", f"{place.limit:.1e}")
@@ -81,6 +89,8 @@ def show(found: "Alignment", title: str, computes: str) -> None:
         table.add_row(place.kind, shown, *numbers, style="red" if place.diverges else None)
     console.print(table)
     console.print(logits_line(found), markup=False, soft_wrap=True)
+    if found.loss is not None:
+        console.print(_loss_line(found.loss), markup=False, soft_wrap=True)
     if found.unobserved:
         console.print(f"not compared, since the product has no such place: {_listed(found.unobserved)}", markup=False)
     for suspect in found.suspects:
@@ -112,6 +122,8 @@ def page(found: "Alignment", title: str, computes: str) -> Page:
     for suspect in found.suspects:
         made.text(f"Why: {suspect}.")
     made.text(logits_line(found) + ".")
+    if found.loss is not None:
+        made.text(_loss_line(found.loss) + ".")
     made.plots(_plots(found))
     made.heading("Worst place of each kind of operation")
     made.table(("kind", *HEAD, ""), [(place.kind, *_cells(place)) for place in worst_by_kind(found)])

@@ -95,3 +95,15 @@ def test_half_precision(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama", {}, torch.bfloat16)
     assert run(str(tmp_path), *CUT) == 0
     assert run(str(tmp_path), "--dtype", "bfloat16", *CUT) == 0
+
+
+def test_integers(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Compared with the floats that they mean; what they lose is told beside."""
+    path = tmp_path / "reference.safetensors"
+    assert run(str(folder), "--quantization", "int4", "--dump", str(path)) == 0
+    assert run(str(folder), "--quantization", "int4", "--reference", str(path), *CUT) == 0
+    said = capsys.readouterr().out
+    assert "with int4 expanded" in said and "top-1 agreement 100.00%" in said
+    assert "what quantisation loses, for information: KL from the unquantised model" in said
+    assert run(str(folder), "--reference", str(path), *CUT) == 2
+    assert "the reference is of --quantization int4, and the product is asked for none" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""Models of transformers as references: read by it, or filled with what the product's weights stand for, so that
+integers are compared with the floats that they mean. With `transformers_reference.py` the only user of transformers, in
+the process of `firstlight align`.
+
+Legend: N experts, F intermediate features, C hidden size.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_runtime.architecture import ModelConfig
+from model_runtime.checkpoint import load_model
+from model_runtime.config import Quantization
+from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
+from model_runtime.ops.matrices import expanded
+from model_runtime.ops.registry import select
+from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.load import Precision
+from model_runtime.weights.sides import language_key
+from model_runtime.weights.spelling import spelling_of
+from model_runtime.weights.table import Parameter, Parameters
+
+EXTRA = "pip install 'firstlight[align]'"
+
+
+def load_transformers(path: Path, dtype: torch.dtype) -> nn.Module:
+    """The model as transformers reads it. Raises CheckpointError where that is missing or cannot."""
+    options = {"dtype": dtype, "attn_implementation": "eager", "local_files_only": True}
+    return _made(path, lambda loader, where: loader.from_pretrained(where.pop("folder"), **where, **options))
+
+
+def load_filled(path: Path, config: ModelConfig, quantization: Quantization) -> nn.Module:
+    """A model in float32 with the numbers that the product's weights stand for, quantised as it would quantise them.
+    Raises CheckpointError where transformers is missing, or has a parameter that the product has not."""
+    model = _made(path, lambda loader, where: loader.from_config(_plain_config(where), attn_implementation="eager"))
+    device = torch.device("cpu")
+    precision = Precision(quantization=quantization, integer_rows=False)
+    loaded = load_model(path, select("any"), device, lambda fraction: None, None, precision)
+    if loaded.vision is not None:
+        raise CheckpointError("weights of models with images are not compared as integers")
+    _fill(model, config, loaded.decoder.parameters)
+    return model
+
+
+def _made(path: Path, make: Callable[[Any, dict[str, Any]], nn.Module]) -> nn.Module:
+    try:
+        import transformers
+    except ImportError:
+        raise CheckpointError(
+            f"the reference needs transformers, which is not installed: {EXTRA}, or give --reference a file that was "
+            "written with --dump on a machine that has it"
+        ) from None
+    where = {"folder": path} if path.is_dir() else {"folder": path.parent, "gguf_file": path.name}
+    try:
+        options = {name: value for name, value in where.items() if name != "folder"}
+        config = transformers.AutoConfig.from_pretrained(where["folder"], local_files_only=True, **options)
+        has_images = hasattr(config, "text_config")
+        model = make(
+            transformers.AutoModelForImageTextToText if has_images else transformers.AutoModelForCausalLM, dict(where)
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise CheckpointError(f"transformers cannot read {path}: {error}") from None
+    return model.eval()
+
+
+def _plain_config(where: Mapping[str, Any]) -> Any:
+    """Without a word on how weights are stored, since they are filled in as floats."""
+    import transformers
+
+    values = json.loads((where["folder"] / "config.json").read_text())
+    values.pop("quantization_config", None)
+    return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+
+
+class _Values:
+    """The product's weights by plain key, as floats."""
+
+    def __init__(self, config: ModelConfig, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self._holders: dict[str, tuple[Parameter, slice]] = {}
+        for parameter in decoder_table(config):
+            end = 0
+            for slot in parameter.slots:
+                self._holders[slot.key] = (parameter, slice(end, end + slot.rows))
+                end += slot.rows
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._holders
+
+    def __getitem__(self, key: str) -> Tensor:
+        parameter, rows = self._holders[key]
+        if parameter.columns is None:
+            return self._parameters.vectors[parameter.name][rows] - parameter.added
+        weight = self._parameters.matrices[parameter.name]
+        return expanded(weight, weight.data).float()[rows]
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, config: ModelConfig, parameters: Parameters) -> None:
+    values, spelling = _Values(config, parameters), spelling_of(config)
+    for name, tensor in model.state_dict().items():
+        plain = language_key(name)
+        parts = spelling(plain, len(tensor))
+        if all(key in values for key in parts):
+            tensor.copy_(torch.cat([values[key] for key in parts]).view(tensor.shape))
+        elif (stacked := _stacked(plain, tensor.shape, values)) is not None:
+            tensor.copy_(stacked)
+        elif plain != TIED_HEAD_KEY or not config.tie_word_embeddings:
+            raise CheckpointError(f"{name} of transformers' model has no like in the product's weights")
+
+
+def _stacked(key: str, shape: torch.Size, values: _Values) -> Tensor | None:
+    """Matrices of all experts of a layer in one tensor: gate above up, and down."""
+    owner, _, name = key.rpartition(".")
+    names = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(name, ())
+    keys = [[f"{owner}.{expert}.{part}.weight" for part in names] for expert in range(shape[0])]
+    if not names or not all(key in values for parts in keys for key in parts):
+        return None
+    stack = torch.stack([torch.cat([values[key] for key in parts]) for parts in keys])
+    return stack if stack.shape == shape else None
