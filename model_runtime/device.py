@@ -10,6 +10,7 @@ import torch
 
 from model_runtime import host
 from model_runtime.config import DeviceChoice
+from model_runtime.huge_pages import trim_heap
 from model_runtime.memory import PlanError
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ def usual_kv_dtype(activations: torch.dtype, integer_rows: bool) -> torch.dtype:
 
 
 def give_back_memory(device: torch.device) -> None:
-    """To the system, what torch keeps of freed tensors on a device for the next ones."""
+    """To the system, what torch or the C library keeps of freed tensors for the next ones."""
+    trim_heap()
     if device.type not in ("cpu", "meta"):
         torch.accelerator.empty_cache()

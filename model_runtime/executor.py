@@ -19,11 +19,10 @@ import torch
 from model_runtime.caches import allocate_caches
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import RuntimeConfig, RuntimeInfo, cache_dir
-from model_runtime.device import choose_device, default_budget
+from model_runtime.device import choose_device, default_budget, give_back_memory
 from model_runtime.draft import NO_DRAFT, DraftPart, draft_model, load_draft
 from model_runtime.graphs import SPARE_BLOCKS, block_size, on_device
 from model_runtime.group import ALONE, Place, Ranks, meet
-from model_runtime.host import usable_cores
 from model_runtime.images import ImageStore
 from model_runtime.kv_store import storage_type
 from model_runtime.leading import OtherRanks
@@ -35,7 +34,7 @@ from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Mesh
 from model_runtime.pipeline import Stage
-from model_runtime.planning import RankNeeds, embedding_bytes, plan_rank
+from model_runtime.planning import RankNeeds, compute_threads, embedding_bytes, plan_rank
 from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Begun, Runner
 from model_runtime.stripes import SharedSequences
@@ -126,7 +125,7 @@ def load_runner(
     budget = (runtime.memory_budget or default_budget(device)) // ranks.ranks_here
     scheduler = replace(scheduler, block_size=block_size(device, scheduler.block_size))
     sequences = SharedSequences(ranks.mesh.context, scheduler.block_size)
-    set_threads(runtime.threads or max(1, usable_cores() // ranks.ranks_here))
+    set_threads(compute_threads(runtime, ranks.ranks_here))
     progress("preparing kernels", 0.0)
     plain_ops = load_ops(device, runtime.kernels)
     ops = sequences.ops(plain_ops)
@@ -154,6 +153,7 @@ def load_runner(
     if part is NO_DRAFT:
         info = replace(info, steps_in_flight=layout.pipeline_size)
     runner = _runner(model, part, info, ops, runtime, scheduler, device, ranks.mesh, sequences)
+    give_back_memory(device)
     log_loaded(layout.rank, needs.weight_bytes, info.weight_bytes, meter.used() - before, info)
     return runner, info
 

@@ -24,11 +24,19 @@ def huge_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(shape, dtype=dtype)
     memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel built without them says that it does not know the word
-        memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the memory for as long as a view of it lives
     start = -whole.data_ptr() % HUGE_PAGE
+    end = start + num_bytes // HUGE_PAGE * HUGE_PAGE
+    with suppress(OSError):  # a kernel built without them says that it does not know the word
+        memory.madvise(mmap.MADV_HUGEPAGE, start, end - start)
+        memory.madvise(mmap.MADV_NOHUGEPAGE, end)  # what a last one had beyond the tensor would be taken for nothing
     return whole[start : start + num_bytes].view(dtype).view(shape)
+
+
+def trim_heap() -> None:
+    """Give back to the system what the C library keeps of small tensors that are gone, where it is glibc."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def release_pages(part: Tensor) -> None:

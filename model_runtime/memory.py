@@ -10,7 +10,6 @@ from model_runtime.architecture import ModelConfig
 from model_runtime.config import RuntimeConfig
 from model_runtime.memory_caches import state_bytes
 from model_runtime.memory_images import ImageMemory
-from model_runtime.memory_steps import step_bytes
 from scheduler.config import SchedulerConfig
 
 
@@ -43,18 +42,17 @@ def size_pool(
     budget: int,
     weight_bytes: int,
     block_bytes: int,
+    step: int,
     position_bytes: int = 0,
     images: ImageMemory | None = None,
 ) -> PoolSize:
     """How many KV blocks of `block_bytes` to reserve: `num_kv_blocks`, or what the budget leaves, but no more than
     max_num_seqs sequences of full length can use. Tables take `position_bytes` for each position of the longest
-    sequence. Raises PlanError where not even one such sequence fits."""
+    sequence, temporary tensors of the largest step `step`. Raises PlanError where not even one such sequence fits."""
     max_model_len = model_length(config, runtime)
     block_size = scheduler.block_size * runtime.context_parallel_size
     blocks_needed = -(-max_model_len // block_size)
-    activations = step_bytes(config, runtime, scheduler)
-    if images is not None:
-        activations = images.cache + max(activations, images.encode)
+    activations = step if images is None else images.cache + max(step, images.encode)
     states = state_bytes(config) * scheduler.num_states
     room = max(0, budget - weight_bytes - activations - states)
     # layers with states alone, as a stage may have, take no blocks

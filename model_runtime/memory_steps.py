@@ -14,7 +14,13 @@ EXCHANGED_ROWS = 1024
 SAMPLER_FLOATS = 18
 """Floats per logit that sampling takes at its peak where plain torch does it: the logits, a copy with bias and
 penalties, probabilities, and the int64 weights, ids, sums and differences of a full sort (top_p on a flat
-distribution). Compiled, it takes about five for each token of the vocabulary and thread beside the logits."""
+distribution)."""
+SCORE_FLOATS = 3
+"""The same of scoring: the logits, those of the rows that are asked for, and their logarithms."""
+THREAD_FLOATS = 5
+"""For each token of the vocabulary that a thread of compiled sampling takes, beside the logits."""
+SCORE_CHUNK = 64
+"""Prompt rows whose logits exist at the same time: 64 rows of 49 152 float32 are 12 MiB."""
 
 
 def step_tokens(config: ModelConfig, scheduler: SchedulerConfig) -> int:
@@ -23,8 +29,9 @@ def step_tokens(config: ModelConfig, scheduler: SchedulerConfig) -> int:
     return max(scheduler.max_num_batched_tokens, whole)
 
 
-def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
-    """Peak of temporary tensors in a step of `tokens` tokens of which `rows` are sampled.
+def activation_bytes(config: ModelConfig, tokens: int, rows: int, sampler_threads: int | None = None) -> int:
+    """Peak of temporary tensors in a step of `tokens` tokens of which `rows` are sampled, by so many threads of
+    compiled code or by plain torch.
 
     A layer holds the residual stream, its norm and a block's output, and what its blocks take; all through, the step's
     own table of rotations if the model has M-RoPE. The logits, if there are any, come when the layers are done, with
@@ -32,8 +39,15 @@ def activation_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
     """
     table = config.rope.rotary_dim if config.rope.mrope_sections else 0
     layer = tokens * (table + 3 * config.hidden_size + _block_floats(config))
-    head = tokens * config.hidden_size + (rows * config.vocab_size * SAMPLER_FLOATS if config.has_output else 0)
+    head = tokens * config.hidden_size + (_logit_floats(config, rows, sampler_threads) if config.has_output else 0)
     return FLOAT_BYTES * max(layer, head)
+
+
+def _logit_floats(config: ModelConfig, rows: int, sampler_threads: int | None) -> int:
+    """Of sampled rows and what chooses their tokens. A cap is put on a copy, by way of another."""
+    if sampler_threads is None:
+        return rows * config.vocab_size * SAMPLER_FLOATS
+    return config.vocab_size * (rows * (3 if config.logit_softcap else 1) + THREAD_FLOATS * sampler_threads)
 
 
 def _block_floats(config: ModelConfig) -> int:
@@ -84,17 +98,21 @@ def _feed_forward_floats(config: ModelConfig) -> int:
         return dense
     copies = 2 + (config.experts.num_chosen if config.experts.weigh_input else 0)
     experts = 3 * config.experts.intermediate_size + copies * config.hidden_size
-    return max(dense, 3 * config.experts.shared_size, experts)
+    return max(dense if config.experts.dense_layers else 0, 3 * config.experts.shared_size, experts)
 
 
-def step_bytes(config: ModelConfig, runtime: RuntimeConfig, scheduler: SchedulerConfig) -> int:
-    """Of the largest step."""
+def step_bytes(
+    config: ModelConfig, runtime: RuntimeConfig, scheduler: SchedulerConfig, sampler_threads: int | None = None
+) -> int:
+    """Of the largest step; `sampler_threads` as in `activation_bytes`. Prompts may be scored instead of sampled."""
+    scored = SCORE_CHUNK if sampler_threads is not None else -(-SCORE_CHUNK * SCORE_FLOATS // SAMPLER_FLOATS)
+    rows = max(scheduler.max_sampled_rows, scored)
     tokens, ranks = step_tokens(config, scheduler), runtime.context_parallel_size
     if ranks == 1:
-        return activation_bytes(config, tokens, scheduler.max_sampled_rows)
+        return activation_bytes(config, tokens, rows, sampler_threads)
     # of each sequence one rank may have up to a block more than the others
     own = min(tokens, -(-tokens // ranks) + scheduler.max_num_seqs * scheduler.block_size)
-    own_bytes = activation_bytes(config, own, scheduler.max_sampled_rows)
+    own_bytes = activation_bytes(config, own, rows, sampler_threads)
     exchange = expert_exchange_bytes(config) if runtime.enable_expert_parallel else 0
     return own_bytes + exchange + shared_attention_bytes(config, tokens, own * ranks)
 

@@ -14,6 +14,7 @@ from model_runtime.architecture import ModelConfig
 from model_runtime.config import RuntimeConfig
 from model_runtime.device import activation_dtype, usual_kv_dtype
 from model_runtime.graphs import SPARE_BLOCKS
+from model_runtime.host import usable_cores
 from model_runtime.image_side import USUAL_SIDE, ImageSide
 from model_runtime.kv_store import storage_type
 from model_runtime.layout import Layout
@@ -31,6 +32,7 @@ from model_runtime.memory_weights import (
 )
 from model_runtime.models.decoder import decoder_table
 from model_runtime.opening import Opened, next_token_parameters, open_checkpoint
+from model_runtime.ops import is_compiled
 from model_runtime.ops.registry import Ops
 from model_runtime.share import Share
 from model_runtime.shared_memory import region_bytes
@@ -123,6 +125,7 @@ class RankNeeds:
             budget=budget - self.exchange - self.spare_blocks * self.block_bytes,
             weight_bytes=self.weight_bytes,
             block_bytes=self.block_bytes,
+            step=self.step,
             position_bytes=self.position_bytes,
             images=self.images,
         )
@@ -166,6 +169,7 @@ def rank_needs(
     own = share.narrowed(model.opened.config)
     dtype = activation_dtype(device, weights.embedding, exact=not how.integer_rows)
     kv_type = storage_type(runtime.kv_cache_dtype, usual_kv_dtype(dtype, weights.integer_rows))
+    threads = compute_threads(runtime, len(runtime.own_ranks)) if is_compiled(ops) else None
     images, largest = None, 0
     if model.opened.side is not None and share.is_first_stage:
         images, largest = image_memory(model.opened.side, own, runtime, scheduler, budget)
@@ -181,7 +185,7 @@ def rank_needs(
         spare_blocks=0 if device.type == "cpu" else SPARE_BLOCKS,
         states=state_bytes(own) * scheduler.num_states,
         position_bytes=rope_bytes(own),
-        step=step_bytes(own, runtime, scheduler),
+        step=step_bytes(own, runtime, scheduler, threads),
         images=images,
         max_image_pixels=largest,
         exchange=_exchange_bytes(layout) if device.type == "cpu" and runtime.nnodes == 1 else 0,
@@ -231,6 +235,11 @@ def image_memory(
 def embedding_bytes(config: ModelConfig) -> int:
     """Of one embedding of an image in the encoder cache."""
     return FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack)
+
+
+def compute_threads(runtime: RuntimeConfig, ranks_here: int) -> int:
+    """Of each of so many ranks of this machine."""
+    return runtime.threads or max(1, usable_cores() // ranks_here)
 
 
 def _precision(runtime: RuntimeConfig) -> Precision:

@@ -19,15 +19,13 @@ from torch import Tensor
 from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.caches import Caches, give_back
 from model_runtime.images import ImageStore
+from model_runtime.memory_steps import SCORE_CHUNK
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone
 from model_runtime.pipeline import Stage
 from model_runtime.pooling import Norm, pooled_sums
 from model_runtime.stripes import SharedSequences
 from scheduler.plan import PoolRows, RowLogprobs, SampleRows, ScoreRows, StepPlan, StepResult, doubles, floats, ints
-
-SCORE_CHUNK = 64
-"""Prompt rows whose logits exist at the same time: 64 rows of 49 152 float32 are 12 MiB."""
 
 
 class LanguageModel(Protocol):

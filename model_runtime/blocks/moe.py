@@ -135,6 +135,7 @@ class MixtureOfExperts:
             # of an expert's pairs no row comes twice, so each gets one addition here
             share_C = result_C if self.config.weigh_input else result_C * weight_P1[some]
             out_TC.index_add_(0, row_P[some], share_C.to(out_TC.dtype))
+            del result_C, share_C  # or they would be there beside what the next expert makes
         return out_TC
 
     def _results(self, ops: Ops, x_TC: Tensor, expert_P: Tensor, row_P: Tensor) -> Iterator[tuple[slice, Tensor]]:

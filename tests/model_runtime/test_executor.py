@@ -30,7 +30,9 @@ ACTIVATIONS = activation_bytes(MODEL, 100, 4)
 
 
 def pool(runtime: RuntimeConfig, budget: int) -> PoolSize:
-    return size_pool(MODEL, runtime, SCHEDULER, budget=budget, weight_bytes=WEIGHTS, block_bytes=BLOCK)
+    return size_pool(
+        MODEL, runtime, SCHEDULER, budget=budget, weight_bytes=WEIGHTS, block_bytes=BLOCK, step=ACTIVATIONS
+    )
 
 
 def test_pool_is_what_the_budget_leaves() -> None:
@@ -269,9 +271,8 @@ def test_rotation_table_is_in_the_budget(checkpoint: Path) -> None:
         runtime = RuntimeConfig(memory_budget=budget, max_model_len=1024)
         return load_executor(checkpoint, runtime, SchedulerConfig(max_num_seqs=2), lambda *told: None).info.num_blocks
 
-    architecture = replace(MODEL, vocab_size=5000, intermediate_size=512)
-    weights = load_executor(checkpoint, RuntimeConfig(), SchedulerConfig(), lambda *told: None).info.weight_bytes
-    steady = weights + activation_bytes(architecture, SchedulerConfig().max_num_batched_tokens, 2) + 4 * 16 * 1024
+    info = load_executor(checkpoint, RuntimeConfig(), SchedulerConfig(max_num_seqs=2), lambda *told: None).info
+    steady = info.weight_bytes + info.step_bytes + 4 * 16 * 1024
     block = 2 * 2 * 2 * 16 * 16 * 4
     assert num_blocks(steady + 70 * block) == 70
     assert num_blocks(steady + 70 * block - 1) == 69

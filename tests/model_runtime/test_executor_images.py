@@ -84,7 +84,14 @@ def test_images_are_in_the_budget() -> None:
 
     def num_blocks(budget: int, images: ImageMemory) -> int:
         pool = size_pool(
-            MODEL, RuntimeConfig(), SCHEDULER, budget=budget, weight_bytes=weights, block_bytes=block, images=images
+            MODEL,
+            RuntimeConfig(),
+            SCHEDULER,
+            budget=budget,
+            weight_bytes=weights,
+            block_bytes=block,
+            step=step,
+            images=images,
         )
         return pool.num_blocks
 
