@@ -20,6 +20,7 @@ from model_runtime.opening import open_checkpoint
 from model_runtime.ops import load_ops
 from scheduler.config import SchedulerConfig
 from scheduler.plan import ImageJobs, ImagePixels, SampleRows, ScoreRows, StepPlan, ints
+from tests.model_runtime.memory import measured_bytes
 from tests.model_runtime.sampling_case import Row, to_plan
 
 THREADS = 2
@@ -72,13 +73,15 @@ def measure(path: Path, tokens: int, sequences: int, side: int) -> dict[str, int
     runner.run(plan)  # what threads and libraries keep for themselves is not the step's
     meter.begin()
     runner.run(plan)
+    taken = meter.peak()
     return {
         "weights": info.weight_bytes,
         "weights taken": loaded - before,
         "kv": info.kv_bytes,
         "kv taken": filled - loaded,
         "step": info.step_bytes,
-        "step taken": meter.peak(),
+        "step taken": taken,
+        "tensors of the step": measured_bytes(lambda: runner.run(plan))[0],
     }
 
 

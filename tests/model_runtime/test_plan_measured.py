@@ -42,7 +42,7 @@ LATENT = SHAPE | {
     "moe_intermediate_size": 512,
     "first_k_dense_replace": 1,
 }
-TOKENS, SEQUENCES = 768, 4
+TOKENS, SEQUENCES = 512, 4
 
 
 def make_text(folder: Path, family: str, shape: dict[str, object]) -> None:
@@ -81,4 +81,6 @@ def test_a_process_takes_what_is_planned(measured: dict[str, dict[str, int]], na
     assert taken == pytest.approx(planned, rel=0.03), found
     assert found["weights taken"] == pytest.approx(found["weights"], rel=0.04), found
     assert found["kv taken"] == pytest.approx(found["kv"], rel=0.03), found
-    assert found["step taken"] == pytest.approx(found["step"], rel=0.1), found
+    assert found["tensors of the step"] == pytest.approx(found["step"], rel=0.1), found
+    # of what a step has, pages that it never touches take nothing
+    assert 0.85 * found["step"] < found["step taken"] < 1.05 * found["step"], found
