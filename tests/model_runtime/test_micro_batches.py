@@ -1,14 +1,15 @@
 """A step's batch in parts: put together they are the batch, and each says of its rows what the batch says."""
 
 import random
-from itertools import pairwise
+from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
 
 from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.micro_batches import num_parts, parts
-from scheduler.plan import ImageSpans, SampleRows, ScoreRows, StepPlan, ints
+from scheduler.plan import NO_STATE, ImageSpans, SampleRows, ScoreRows, StateRuns, StepPlan, ints
 
 BLOCK = 4
 
@@ -53,6 +54,36 @@ def test_parts_are_the_batch(seed: int) -> None:
     assert [row for part in found for row in rows(part)] == rows(batch)
     sizes = [part.num_tokens for part in found]
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_runs_that_are_cut_go_on_where_they_stopped(seed: int) -> None:
+    """Walked through part by part, each row follows the state that it follows in the whole batch."""
+    random_ = random.Random(seed)
+    plan = make_plan(random_, random_.randint(1, 8), ImageSpans())
+    cuts = {random_.randrange(1, len(plan.token_ids) + 1) for _ in range(3)}
+    ends = sorted({*accumulate(plan.query_lens), *cuts})
+    reads = [random_.choice((NO_STATE, 100 + index)) for index in range(len(ends))]
+    states = StateRuns(ends=ints(ends), reads=ints(reads), writes=ints(list(range(len(ends)))))
+    batch = make_batch(replace(plan, states=states), BLOCK)
+
+    def walked(batches: list[Batch]) -> list[tuple[object, ...]]:
+        """What each row follows: a slot as it was before the step, or the row before it."""
+        found: list[tuple[object, ...]] = []
+        left: dict[int, int] = {}
+        for part in batches:
+            assert part.runs is not None and part.runs.starts_G1[-1] == part.num_tokens
+            starts = part.runs.starts_G1.tolist()
+            for start, end, read, write in zip(
+                starts, starts[1:], part.runs.reads_G.tolist(), part.runs.writes_G.tolist(), strict=False
+            ):
+                first = len(found)
+                found += [("row", left[read]) if read in left else ("slot", read)]
+                found += [("row", row) for row in range(first, first + end - start - 1)]
+                left[write] = len(found) - 1
+        return [*found, *sorted(left.items())]
+
+    assert walked(parts(batch, random_.randint(2, 6))) == walked([batch])
 
 
 def test_parts_are_as_many_as_take_the_least_time() -> None:

@@ -15,7 +15,7 @@ from model_runtime.parallel import Mesh
 from scheduler.config import SchedulerConfig, SpeculativeConfig, SpeculativeMethod
 from scheduler.plan import StepPlan, StepResult, ints
 from scheduler.request import Request, SamplingParams
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import HYBRID, make_checkpoint
 from tests.model_runtime import deepseek
 from tests.model_runtime.ranks import mesh_on_shared_memory, mesh_on_threads
 from tests.model_runtime.test_ranks import (
@@ -68,11 +68,17 @@ def replayed(
 def make(folder: Path, family: str) -> None:
     if family == "deepseek":
         deepseek.make_model({"num_hidden_layers": 4}).save_pretrained(folder)
+    elif family == "qwen3_next":
+        types = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+        make_checkpoint(folder, family, HYBRID | {"num_hidden_layers": 4, "layer_types": types})
     else:
         make_checkpoint(folder, family, {"num_hidden_layers": 4})
 
 
-@pytest.mark.parametrize(("family", "num_stages"), [("llama", 2), ("llama", 3), ("gemma3_text", 2), ("deepseek", 3)])
+@pytest.mark.parametrize(
+    ("family", "num_stages"),
+    [("llama", 2), ("llama", 3), ("gemma3_text", 2), ("deepseek", 3), ("qwen3_next", 3)],
+)
 def test_stages_say_bit_for_bit_what_one_rank_says(tmp_path: Path, family: str, num_stages: int) -> None:
     """Chunks, hits in the prefix cache, preemption; sampled, scored and pooled, however a step is cut."""
     make(tmp_path, family)
@@ -88,7 +94,7 @@ def test_stages_say_bit_for_bit_what_one_rank_says(tmp_path: Path, family: str, 
     assert found == [result for _, result in steps]
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek"])
+@pytest.mark.parametrize("family", ["llama", "deepseek", "qwen3_next"])
 def test_ranks_of_a_stage_share_its_layers(tmp_path: Path, family: str) -> None:
     """Over gloo, and between stages too."""
     make(tmp_path, family)
