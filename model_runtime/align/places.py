@@ -47,12 +47,18 @@ def module_path(key: str) -> str:
     return key.removeprefix("model.").removesuffix(".weight")
 
 
+def is_place(key: str) -> bool:
+    """Whether what the weight under this plain key makes is a place: norms of layers with states are not, which
+    transformers multiplies with their gates."""
+    return key.endswith(".weight") and not key.endswith(".o_norm.weight")
+
+
 def named_parameters(table: Sequence[Parameter], share: Share) -> dict[str, Named]:
     """By parameter; biases belong to their weights, and experts' rows are not those of the step."""
     return {
         parameter.name: _named(parameter, share)
         for parameter in table
-        if parameter.expert is None and parameter.belongs_to(share) and parameter.slots[0].key.endswith(".weight")
+        if parameter.expert is None and parameter.belongs_to(share) and is_place(parameter.slots[0].key)
     }
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_runtime.align.places import layer_of, module_path
+from model_runtime.align.places import is_place, layer_of, module_path
 from model_runtime.align.prompts import Prompts, lengths_for, seeded_prompts
 from model_runtime.align.reference import DTYPES, DtypeName, Reference
 from model_runtime.align.transformers_model import load_filled, load_transformers
@@ -82,7 +82,7 @@ class _Watcher:
         self._spelling = spelling_of(config)
         table = decoder_table(config)
         keys = {slot.key for parameter in table if parameter.expert is None for slot in parameter.slots}
-        self._keys = keys | {TIED_HEAD_KEY}
+        self._keys = {key for key in keys if is_place(key)} | {TIED_HEAD_KEY}
 
     def watch(self) -> Iterator[Callable[[], None]]:
         """What takes each hook off."""
