@@ -28,19 +28,22 @@ def recommended(found: Sequence[Candidate], devices: Devices, asked: Asked) -> C
     return min(good, key=lambda candidate: _preference(candidate, devices, asked), default=None)
 
 
-def _distance(candidate: Candidate) -> tuple[float, ...]:
-    """How far from a recommendation: not accepted, not for all sequences, for none."""
+def _order(candidate: Candidate, devices: Devices, asked: Asked) -> tuple[float, ...]:
+    """What is accepted and fits first, then what fits, then what holds some sequences, then what misses least."""
     fit = candidate.fit
-    assert fit is not None, "the distance of what cannot be"
+    if fit is None:
+        return (3,)
     needs = fit.fullest
-    missing = max(0, fit.without_kv(needs) + fit.kv(needs) - fit.budget)
-    kept = fit.sequences * candidate.split.replicas
-    return (fit.pool is None, missing, not candidate.fits, bool(candidate.refused), -kept, _loss(candidate))
+    missing = max(0, fit.without_kv(needs) + fit.kv(needs) - fit.budget) if fit.pool is None else 0
+    kept = 0 if candidate.fits else fit.sequences * candidate.split.replicas
+    rank = 0 if candidate.fits and not candidate.refused else 1 if candidate.fits else 2
+    return (rank, missing, -kept, bool(candidate.refused), *_preference(candidate, devices, asked))
 
 
-def nearest(found: Sequence[Candidate]) -> Candidate | None:
+def nearest(found: Sequence[Candidate], devices: Devices, asked: Asked) -> Candidate | None:
     """What comes closest where nothing is recommended; None where nothing can be divided."""
-    return min((candidate for candidate in found if candidate.fit is not None), key=_distance, default=None)
+    ways = [candidate for candidate in found if candidate.fit is not None]
+    return min(ways, key=lambda candidate: _order(candidate, devices, asked), default=None)
 
 
 def shortest(found: Sequence[Candidate], devices: Devices, asked: Asked) -> list[Candidate]:
@@ -51,16 +54,5 @@ def shortest(found: Sequence[Candidate], devices: Devices, asked: Asked) -> list
     kept = []
     for ways in by_split.values():
         fitting = [candidate for candidate in ways if candidate.fits]
-        kept.append(min(fitting, key=_loss) if fitting else nearest(ways) or ways[0])
-
-    def order(candidate: Candidate) -> tuple[float, ...]:
-        is_there = candidate.fit is not None
-        return (
-            not (candidate.fits and not candidate.refused),
-            not candidate.fits,
-            not is_there,
-            *(_distance(candidate)[:2] if is_there else (0.0, 0.0)),
-            *_preference(candidate, devices, asked),
-        )
-
-    return sorted(kept, key=order)
+        kept.append(min(fitting, key=_loss) if fitting else nearest(ways, devices, asked) or ways[0])
+    return sorted(kept, key=lambda candidate: _order(candidate, devices, asked))

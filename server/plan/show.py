@@ -27,8 +27,8 @@ def as_text(
     if chosen is not None:
         lines += [f"  {command_line(name, chosen, asked)}", ""]
     else:
-        lines += [*_nothing_fits(found), ""]
-    shown = chosen or nearest(found)
+        lines += [*_nothing_fits(found, devices, asked), ""]
+    shown = chosen or nearest(found, devices, asked)
     if shown is not None and shown.fit is not None:
         lines += [*_rank(shown, shown.fit), ""]
     rows = list(found) if show_all else shortest(found, devices, asked)
@@ -89,8 +89,8 @@ def command_line(name: str, candidate: Candidate, asked: Asked) -> str:
     return " ".join(["firstlight serve", shlex.quote(served), *flags])
 
 
-def _nothing_fits(found: Sequence[Candidate]) -> Iterator[str]:
-    closest = nearest(found)
+def _nothing_fits(found: Sequence[Candidate], devices: Devices, asked: Asked) -> Iterator[str]:
+    closest = nearest(found, devices, asked)
     if closest is None:
         yield "No layout can divide this model among these devices."
         return
