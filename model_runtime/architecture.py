@@ -69,6 +69,8 @@ class LatentAttention:
     """Channels of a value head."""
     bias: bool
     """Whether the projections to the short vectors have biases."""
+    output_gate: bool = False
+    """The heads' results are multiplied with sigmoids of numbers made from the hidden state (Kimi K3)."""
 
     @property
     def row_width(self) -> int:
@@ -135,6 +137,11 @@ class Experts:
     """Whether the weights of the chosen experts are divided by their sum."""
     scale: float
     """Multiplies the weights in the end."""
+    hidden_size: int = 0
+    """> 0: experts work on vectors of this size, which one matrix makes of hidden states and another takes back from
+    the experts' weighted sum; the router and the block beside them take hidden states (Nemotron-H, Kimi K3)."""
+    result_norm: bool = False
+    """Whether that sum is RMS-normalised before it is taken back (Kimi K3)."""
     weigh_input: bool = False
     """Weights multiply what an expert takes, not what it gives (Llama 4)."""
     bias: bool = False
@@ -182,8 +189,8 @@ class ModelConfig:
     """The output matrix is the embedding."""
     eos_token_ids: tuple[int, ...]
     qk_norm: QKNorm = "none"
-    activation: Literal["silu", "gelu_tanh"] = "silu"
-    """Of the gate in the feed-forward block."""
+    activation: Literal["silu", "gelu_tanh", "situ"] = "silu"
+    """Of the gate in the feed-forward block; situ bounds the other factor too (`blocks/mlp.py`)."""
     attention_scale: float = 0.0
     """What scores are multiplied with; 0: head_dim ** -0.5."""
     embedding_scale: float = 1.0
@@ -221,6 +228,8 @@ class ModelConfig:
     """Embeddings of one image where they must be computed in one step (Gemma 3); 0: they may be cut."""
     has_output: bool = True
     """False: the checkpoint has no output matrix. It can be pooled, and writes nothing."""
+    depth_group: int = 0
+    """> 0: blocks take mixtures of what groups of so many layers came to, in place of their sum (`models/depth.py`)."""
     latent: LatentAttention | None = None
     delta: DeltaRule | None = None
     experts: Experts | None = None

@@ -38,7 +38,8 @@ def activation_bytes(config: ModelConfig, tokens: int, rows: int, sampler_thread
     the last hidden states still there.
     """
     table = config.rope.rotary_dim if config.rope.mrope_sections else 0
-    layer = tokens * (table + 3 * config.hidden_size + _block_floats(config))
+    streams = 3 + _depth_streams(config)
+    layer = tokens * (table + streams * config.hidden_size + _block_floats(config))
     head = tokens * config.hidden_size + (_logit_floats(config, rows, sampler_threads) if config.has_output else 0)
     return FLOAT_BYTES * max(layer, head)
 
@@ -48,6 +49,11 @@ def _logit_floats(config: ModelConfig, rows: int, sampler_threads: int | None) -
     if sampler_threads is None:
         return rows * config.vocab_size * SAMPLER_FLOATS
     return config.vocab_size * (rows * (3 if config.logit_softcap else 1) + THREAD_FLOATS * sampler_threads)
+
+
+def _depth_streams(config: ModelConfig) -> int:
+    """The bank of block attention residuals, beside the stream that others have too, and a mixture."""
+    return -(-config.num_layers // config.depth_group) + 1 if config.depth_group else 0
 
 
 def _block_floats(config: ModelConfig) -> int:
@@ -86,19 +92,25 @@ def _attention_floats(config: ModelConfig) -> int:
     before = latent.query_rank + max(latent.query_rank, query + wide)
     own_row = latent.row_width + 2 * latent.latent_rank
     mixed, values = heads * latent.latent_rank, heads * latent.value_dim
-    return max(before, wide + max(own_row, mixed), mixed + values)
+    return max(before, wide + max(own_row, mixed), mixed + values, 3 * values if latent.output_gate else 0)
 
 
 def _feed_forward_floats(config: ModelConfig) -> int:
     """Of a token: gate, up and their product. All tokens may choose the same expert, which takes a copy of them and has
     an output of its own."""
-    own = config.own_feed_forward
-    dense = 3 * config.intermediate_size if own is None else own.floats(config)
+    own, columns = config.own_feed_forward, 5 if config.activation == "situ" else 3
+    dense = columns * config.intermediate_size if own is None else own.floats(config)
     if config.experts is None:
         return dense
     copies = 2 + (config.experts.num_chosen if config.experts.weigh_input else 0)
-    experts = 3 * config.experts.intermediate_size + copies * config.hidden_size
-    return max(dense if config.experts.dense_layers else 0, 3 * config.experts.shared_size, experts)
+    experts = columns * config.experts.intermediate_size + copies * _expert_width(config)
+    return max(dense if config.experts.dense_layers else 0, columns * config.experts.shared_size, experts + 2 * config.experts.hidden_size)
+
+
+def _expert_width(config: ModelConfig) -> int:
+    """Of the rows that experts take and give."""
+    assert config.experts is not None, "the architecture has no experts"
+    return config.experts.hidden_size or config.hidden_size
 
 
 def step_bytes(
@@ -121,7 +133,7 @@ def expert_exchange_bytes(config: ModelConfig) -> int:
     """What experts take that compute rows of other ranks: rows that go and come, twice, and what an expert makes."""
     if config.experts is None:
         return 0
-    return FLOAT_BYTES * EXCHANGED_ROWS * (6 * config.hidden_size + 3 * config.experts.intermediate_size)
+    return FLOAT_BYTES * EXCHANGED_ROWS * (6 * _expert_width(config) + 3 * config.experts.intermediate_size)
 
 
 def shared_attention_bytes(config: ModelConfig, tokens: int, parts: int) -> int:

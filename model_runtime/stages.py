@@ -19,6 +19,11 @@ def stage_layers(config: ModelConfig, num_stages: int) -> tuple[Part, ...]:
     """The layers of so many stages. Raises PlanError where there are too few."""
     head = config.vocab_size * config.hidden_size if config.has_output else 0
     costs = [_numbers_read(config, layer) for layer in range(config.num_layers)]
+    if config.depth_group and num_stages > 1:
+        raise PlanError(
+            "layers of this model take what groups of earlier layers came to, which stages do not hand on: "
+            "leave pipeline_parallel_size out"
+        )
     least_first = max(1, config.num_deepstack)
     if config.num_layers < least_first + num_stages - 1:
         kept = f", of which the first {least_first} stay together," if least_first > 1 else ""

@@ -32,6 +32,9 @@ def latent_attention_table(config: ModelConfig, name: str, key: str) -> list[Par
     table += _head_table(f"{name}.key_up", Slot(f"{key}.k_b_proj.weight", heads * latent.latent_rank, "heads"), plain)
     values = Slot(f"{key}.v_b_proj.weight", heads * latent.value_dim, "heads")
     table += _head_table(f"{name}.value_up", values, latent.latent_rank)
+    if latent.output_gate:
+        gate = (Slot(f"{key}.g_proj", heads * latent.value_dim, "heads"),)
+        table += linear_table(f"{name}.gate", gate, config.hidden_size, bias=False)
     output = (Slot(f"{key}.o_proj", config.hidden_size),)
     return table + linear_table(f"{name}.output", output, heads * latent.value_dim, latent.bias, "heads")
 
@@ -68,20 +71,27 @@ class LatentAttentionBlock:
         self.latent_down = parameters.linear(f"{name}.latent_down")
         self.latent_norm_L = parameters.vectors[f"{name}.latent_norm"]
         self.key_up, self.value_up = (parameters.matrices[f"{name}.{part}"] for part in ("key_up", "value_up"))
+        self.gate = parameters.linear(f"{name}.gate") if self.latent.output_gate else None
         self.output = parameters.linear(f"{name}.output")
 
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: LatentLayer) -> Tensor:
         """[T, C] -> [T, C]; writes the step's rows to their slots in `kv`."""
-        mixed_THL = self._mixed(ops, x_TC, rope, batch, kv)
-        value_THV = mixed_THL.new_empty(*mixed_THL.shape[:2], self.latent.value_dim)
-        ops.linear_heads(mixed_THL, self.value_up, value_THV)
-        return _linear(ops, value_THV.flatten(1), self.output)
+        value_TX = self._values(ops, self._mixed(ops, x_TC, rope, batch, kv))
+        if self.gate is not None:
+            value_TX *= ops.activate(_linear(ops, x_TC, self.gate), "sigmoid")
+        return _linear(ops, value_TX, self.output)
 
     def _mixed(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: LatentLayer) -> Tensor:
         """[T, H, L]: mixed latents."""
         query_THX = self._queries(ops, x_TC)
         ops.rope_and_cache_latent(query_THX, self._rows(ops, x_TC), rope, batch, kv)
         return ops.latent_attention(query_THX, kv, batch, self.scale)
+
+    def _values(self, ops: Ops, mixed_THL: Tensor) -> Tensor:
+        """[T, H V]"""
+        value_THV = mixed_THL.new_empty(*mixed_THL.shape[:2], self.latent.value_dim)
+        ops.linear_heads(mixed_THL, self.value_up, value_THV)
+        return value_THV.flatten(1)
 
     def _queries(self, ops: Ops, x_TC: Tensor) -> Tensor:
         """[T, H, X]: the part that meets latents, taken to their space, and the part that meets the shared channels."""

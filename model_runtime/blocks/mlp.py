@@ -23,8 +23,13 @@ def mlp_table(config: ModelConfig, name: str, key: str, columns: Axis = "feed_fo
     ]
 
 
+GATE_BOUND, UP_BOUND = 4.0, 25.0
+"""Of SiTU."""
+
+
 class MLP:
-    """down(activation(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x)). SiTU (Kimi K3, arXiv 2607.24653) is GATE_BOUND tanh(gate / GATE_BOUND)
+    sigmoid(gate) times UP_BOUND tanh(up / UP_BOUND)."""
 
     def __init__(self, config: ModelConfig, name: str, parameters: Parameters, clamp: float = 0.0) -> None:
         """`clamp` as in `Experts`."""
@@ -39,8 +44,16 @@ class MLP:
 
     def _product(self, ops: Ops, gate_up_T2F: Tensor) -> Tensor:
         """[T, F]"""
+        if self.activation == "situ":
+            return _situ(ops, *gate_up_T2F.chunk(2, dim=1))
         if not self.clamp:
             return (ops.silu_mul if self.activation == "silu" else ops.gelu_tanh_mul)(gate_up_T2F)
         gate_TF, up_TF = gate_up_T2F.chunk(2, dim=1)
         gate_TF = ops.activate(gate_TF.clamp(max=self.clamp).contiguous(), "quick_gelu")
         return gate_TF.mul_(up_TF.clamp(-self.clamp, self.clamp) + 1)
+
+
+def _situ(ops: Ops, gate_TF: Tensor, up_TF: Tensor) -> Tensor:
+    bounded_TF = ops.activate((gate_TF / GATE_BOUND).contiguous(), "tanh").mul_(GATE_BOUND)
+    bounded_TF *= ops.activate(gate_TF.contiguous(), "sigmoid")
+    return bounded_TF.mul_(ops.activate((up_TF / UP_BOUND).contiguous(), "tanh")).mul_(UP_BOUND)

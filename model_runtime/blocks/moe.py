@@ -21,7 +21,9 @@ from torch import Tensor
 from model_runtime.architecture import Experts, ModelConfig
 from model_runtime.blocks.expert_exchange import ExpertExchange
 from model_runtime.blocks.mlp import MLP, mlp_table
+from model_runtime.blocks.narrow import Narrow, narrow_table
 from model_runtime.ops.registry import Ops
+from model_runtime.parallel import Collectives
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table
 
 SUM_EPS = 1e-20
@@ -34,7 +36,8 @@ def moe_table(config: ModelConfig, name: str, key: str, *, only_first: bool = Fa
     """The parameters under `name` and the checkpoint keys under `key` that fill them; with `only_first` those of the
     first expert alone, which the others are like."""
     experts = _experts(config)
-    single = replace(config, intermediate_size=experts.intermediate_size, mlp_bias=experts.bias)
+    width = experts.hidden_size or config.hidden_size
+    single = replace(config, hidden_size=width, intermediate_size=experts.intermediate_size, mlp_bias=experts.bias)
     shared = replace(config, intermediate_size=experts.shared_size)
     router = (Slot(f"{key}.gate", experts.num_experts),)
     router_table = linear_table(f"{name}.router", router, config.hidden_size, experts.bias)
@@ -45,6 +48,7 @@ def moe_table(config: ModelConfig, name: str, key: str, *, only_first: bool = Fa
     for expert in range(1 if only_first else experts.num_experts):
         parameters = mlp_table(single, f"{name}.experts.{expert}", f"{key}.experts.{expert}", "expert")
         table += [replace(parameter, expert=expert) for parameter in parameters]
+    table += narrow_table(config, experts, name, key)
     if experts.shared_gate:
         gate = (Slot(f"{key}.shared_expert_gate", 1),)
         gate_table = linear_table(f"{name}.shared_gate", gate, config.hidden_size, bias=False)
@@ -105,7 +109,12 @@ class MixtureOfExperts:
     """The shared block's output, if there is one, and, weighted, those of the experts that the router chooses."""
 
     def __init__(
-        self, config: ModelConfig, name: str, parameters: Parameters, exchange: ExpertExchange | None = None
+        self,
+        config: ModelConfig,
+        name: str,
+        parameters: Parameters,
+        collectives: Collectives,
+        exchange: ExpertExchange | None = None,
     ) -> None:
         """`exchange`: experts that this rank has not are asked of the others, which have other rows."""
         self.config, self._exchange = _experts(config), exchange
@@ -117,6 +126,7 @@ class MixtureOfExperts:
         """Those of this rank."""
         self.shared = MLP(config, f"{name}.shared", parameters) if self.config.shared_size else None
         self.shared_gate = parameters.linear(f"{name}.shared_gate") if self.config.shared_gate else None
+        self.narrow = Narrow(config, name, parameters, collectives) if self.config.hidden_size else None
         self.tokens = 0
         """That these experts have computed, each token counted once for each of its experts."""
 
@@ -126,7 +136,19 @@ class MixtureOfExperts:
         wide_TC = x_TC.to(torch.promote_types(x_TC.dtype, torch.float32))
         logits_TN = ops.linear(wide_TC, self.router.weight, self.router.bias)
         out_TC = self._shared(ops, x_TC, wide_TC)
-        expert_P, row_P, weight_P1 = route(ops, logits_TN, self.choice_bias_N, self.config).pairs()
+        pairs = route(ops, logits_TN, self.choice_bias_N, self.config).pairs()
+        if self.narrow is None:
+            self._add_experts(ops, x_TC, pairs, out_TC)
+        else:
+            narrow_TL = self.narrow.enter(ops, x_TC)
+            sum_TL = torch.zeros_like(narrow_TL)
+            self._add_experts(ops, narrow_TL, pairs, sum_TL)
+            self.narrow.leave(ops, sum_TL, out_TC)
+        return out_TC
+
+    def _add_experts(self, ops: Ops, x_TC: Tensor, pairs: tuple[Tensor, Tensor, Tensor], out_TC: Tensor) -> None:
+        """What this rank's experts give, weighted; `pairs` are as `Route` has them."""
+        expert_P, row_P, weight_P1 = pairs
         if self.config.weigh_input:
             taken, from_P = (x_TC[row_P] * weight_P1).to(x_TC.dtype), torch.arange(len(row_P), device=x_TC.device)
         else:
@@ -136,7 +158,6 @@ class MixtureOfExperts:
             share_C = result_C if self.config.weigh_input else result_C * weight_P1[some]
             out_TC.index_add_(0, row_P[some], share_C.to(out_TC.dtype))
             del result_C, share_C  # or they would be there beside what the next expert makes
-        return out_TC
 
     def _results(self, ops: Ops, x_TC: Tensor, expert_P: Tensor, row_P: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """(places of pairs, the outputs of the expert that they have in common), experts in ascending order."""

@@ -16,8 +16,9 @@ from model_runtime.blocks.expert_exchange import ExpertExchange
 from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.blocks.rope import Rotations, rope_table
 from model_runtime.caches import Caches
+from model_runtime.models.depth import DepthLayers, layer_mixtures_table, mixture_table
 from model_runtime.models.layer import Layer, layer_stack, layer_table, wide_norm_table
-from model_runtime.ops.registry import Ops
+from model_runtime.ops.registry import LayerStack, Ops
 from model_runtime.parallel import Alone, Collectives
 from model_runtime.share import Share, split, vocabulary_parts
 from model_runtime.weights.table import Parameter, Parameters, Slot
@@ -32,7 +33,9 @@ def decoder_table(config: ModelConfig, *, first_expert_only: bool = False) -> li
     table = [Parameter(name="embedding", slots=(embedding,), columns=config.hidden_size, fewest_bits=8, layer=0)]
     for layer in range(config.num_layers):
         parameters = layer_table(config, layer, first_expert_only=first_expert_only)
+        parameters += layer_mixtures_table(config, layer) if config.depth_group else []
         table += [replace(parameter, layer=layer) for parameter in parameters]
+    table += mixture_table(config, "mixture", "model.output_attn_res") if config.depth_group else []
     table.append(wide_norm_table(config, "norm", "model.norm"))
     if not config.tie_word_embeddings and config.has_output:
         head = Slot(TIED_HEAD_KEY, config.vocab_size, "vocabulary")
@@ -78,7 +81,11 @@ class Decoder:
         """Of experts that are divided among ranks with other rows."""
         own_layers = range(self.share.layers.start, self.share.layers.stop)
         self.layers = [Layer(self.own, layer, parameters, self.collectives, exchange) for layer in own_layers]
-        self.stack = layer_stack(ops, self.layers, self.collectives)
+        self.stack: LayerStack = (
+            DepthLayers(self.own, ops, self.layers, parameters)
+            if config.depth_group
+            else layer_stack(ops, self.layers, self.collectives)
+        )
         self.norm_C = parameters.vectors["norm"]
         self.head = self.embedding if config.tie_word_embeddings else parameters.matrices.get("head")
 

@@ -88,7 +88,7 @@ class Layer:
         self.mlp_norm_C = vectors.get(f"{name}.mlp_norm")
         self.mlp: MixtureOfExperts | MLP | FeedForwardBlock
         if _has_experts(config, layer):
-            self.mlp = MixtureOfExperts(config, f"{name}.mlp", parameters, exchange)
+            self.mlp = MixtureOfExperts(config, f"{name}.mlp", parameters, collectives, exchange)
         elif config.own_feed_forward is not None:
             self.mlp = config.own_feed_forward.build(config, f"{name}.mlp", parameters)
         else:
@@ -97,17 +97,31 @@ class Layer:
 
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: LayerCache) -> Tensor:
         """[T, C] -> [T, C]; may change x_TC."""
+        if not self.parallel:
+            x_TC += self.attended(ops, x_TC, rope, batch, kv)
+            x_TC += self.fed(ops, x_TC)
+            return x_TC
         rows_TC = self._normed(ops, x_TC, self.attention_norm_C)
         x_TC += self._summed(ops, mix(self.attention, ops, rows_TC, rope, batch, kv), self.attention_result_norm_C)
-        if not self.parallel:
-            rows_TC = self._normed(ops, x_TC, self.mlp_norm_C)
         x_TC += self._summed(ops, self.mlp.forward(ops, rows_TC), self.mlp_result_norm_C)
         return x_TC
+
+    def attended(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: LayerCache) -> Tensor:
+        """[T, C]: what attention gives, to be added."""
+        rows_TC = self._normed(ops, x_TC, self.attention_norm_C)
+        return self._summed(ops, mix(self.attention, ops, rows_TC, rope, batch, kv), self.attention_result_norm_C)
+
+    def fed(self, ops: Ops, x_TC: Tensor) -> Tensor:
+        """[T, C]: what the feed-forward block gives, to be added."""
+        rows_TC = self._normed(ops, x_TC, self.mlp_norm_C)
+        return self._summed(ops, self.mlp.forward(ops, rows_TC), self.mlp_result_norm_C)
 
     def dense(self) -> DenseLayer | None:
         """The layer as data, if it is of the dense kind."""
         attention, mlp = self.attention, self.mlp
         if not isinstance(attention, Attention) or not isinstance(mlp, MLP) or not attention.is_plain:
+            return None
+        if mlp.activation == "situ":
             return None
         return DenseLayer(
             eps=self.eps,
