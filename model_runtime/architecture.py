@@ -151,6 +151,9 @@ class Experts:
     this (GPT-OSS); 0: as other feed-forward blocks."""
 
 
+GATE_BOUND, UP_BOUND = 4.0, 25.0
+"""Of SiTU (`blocks/mlp.py`)."""
+
 NormPlaces = Literal["before", "after", "around", "parallel"]
 """Where a layer normalises: what a block takes; what it gives, before it is added (OLMo 2); both (Gemma); what
 attention and the feed-forward block take alike, side by side (Cohere)."""

@@ -72,7 +72,8 @@ def _open_folder(path: Path) -> Opened:
             config = replace(config, has_output=TIED_HEAD_KEY in source)
         return Opened(path=path, family=family, config=config, source=plain_source(source, config))
     language, image = split_sides(stored)
-    side = read_image_side(path, config_json, config, image)
+    is_text = COMPOSITES[family].text_only
+    side = None if is_text else read_image_side(path, config_json, config, image)
     if TIED_HEAD_KEY in language:
         # many published files leave tie_word_embeddings out, where transformers assumes true, and have a head of their
         # own; it ties the two only if they are equal
@@ -91,9 +92,11 @@ def open_configuration(path: Path) -> Opened:
     source = declared_text(table, dtype, read_quantization(config_json))
     if family not in COMPOSITES:
         return Opened(path=path, family=family, config=config, source=source, is_declared=True)
+    name = f"{family} ({config.family})"
+    if COMPOSITES[family].text_only:
+        return Opened(path=path, family=name, config=config, source=source, is_declared=True)
     side = read_image_side(path.parent, config_json, config, {})
     side = replace(side, source=declared_vision(side.tower, dtype))
-    name = f"{family} ({config.family})"
     return Opened(path=path, family=name, config=config, source=source, side=side, is_declared=True)
 
 

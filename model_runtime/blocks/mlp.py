@@ -5,7 +5,7 @@ Legend: T tokens, C hidden size, F intermediate size.
 
 from torch import Tensor
 
-from model_runtime.architecture import ModelConfig
+from model_runtime.architecture import GATE_BOUND, UP_BOUND, ModelConfig
 from model_runtime.ops.registry import Linear, Ops
 from model_runtime.share import Axis
 from model_runtime.weights.table import Parameter, Parameters, Slot, linear_table
@@ -21,10 +21,6 @@ def mlp_table(config: ModelConfig, name: str, key: str, columns: Axis = "feed_fo
         *linear_table(f"{name}.gate_up", gate_up, config.hidden_size, config.mlp_bias),
         *linear_table(f"{name}.down", down, width, config.mlp_bias, columns),
     ]
-
-
-GATE_BOUND, UP_BOUND = 4.0, 25.0
-"""Of SiTU."""
 
 
 class MLP:

@@ -26,11 +26,15 @@ class Composite:
     deepstack: bool = False
     """The tower's `deepstack_visual_indexes` say how many layers get features of their own."""
 
+    text_only: bool = False
+    """The image tower is not supported: its tensors are left out, and the model takes no images."""
+
 
 COMPOSITES: Mapping[str, Composite] = {
     "gemma3": Composite(text="gemma3_text", is_fixed=True, tied=True, is_gemma=True),
     "idefics3": Composite(text="llama"),
     "internvl": Composite(text="qwen2", tied=True),
+    "kimi_k3": Composite(text="kimi_k3_text", is_fixed=True, text_only=True),
     "kimi_k25": Composite(text="deepseek_v3", tied=True),
     "kimi_vl": Composite(text="deepseek_v3"),
     "llava": Composite(text="llama", tied_inside=True),

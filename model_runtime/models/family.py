@@ -106,7 +106,8 @@ class Family:
     """What keys of tensors begin with that are not used."""
     spelling: Callable[[str, int, ModelConfig], Mapping[str, slice]] | None = None
     """(key of a tensor in the file, its rows, architecture) -> the keys of a llama for what is in it, and which rows
-    each has; together all of them, or nothing, if the tensor is not used. In place of `renamed`."""
+    each has, or those of none under an empty key; together all, or nothing, if the tensor is not used. In place of
+    `renamed`."""
     finish: Callable[[ModelConfig, Mapping[str, object]], ModelConfig] | None = None
     """(what the row says, config.json with all defaults filled in) -> what it is."""
     own_feed_forward: OwnFeedForward | None = None

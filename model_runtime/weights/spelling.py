@@ -35,7 +35,7 @@ def plain_source(source: TensorSource, config: ModelConfig) -> TensorSource:
             raise CheckpointError(f"{key} has {rows} rows; the architecture needs {count}")
         if twice := sorted(parts.keys() & names.keys()):
             raise CheckpointError(f"the checkpoint holds {twice[0]} twice, as {names[twice[0]][0]} and as {key}")
-        names |= {plain: (key, part) for plain, part in parts.items()}
+        names |= {plain: (key, part) for plain, part in parts.items() if plain}
     return latent_heads({plain: _rows(source[key], rows) for plain, (key, rows) in names.items()}, config)
 
 

@@ -1,0 +1,119 @@
+"""Kimi K3's language model: its blocks against plain formulas and what transformers has of them, and the whole against
+a model written down apart, through the paged path."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.inkling2.modeling_inkling2 import Inkling2SoftcappedSwiGLU, Inkling2TextConfig
+
+from model_runtime.batch import make_batch
+from model_runtime.blocks.mlp import MLP
+from model_runtime.checkpoint import load_model
+from model_runtime.hf_config import read_hf_config
+from model_runtime.memory import PlanError
+from model_runtime.memory_steps import activation_bytes
+from model_runtime.models.decoder import Decoder
+from model_runtime.opening import open_checkpoint
+from model_runtime.ops import load_ops
+from model_runtime.ops.registry import Ops
+from model_runtime.parallel import Collectives
+from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.table import Parameters
+from tests.model_runtime import kimi_k3
+from tests.model_runtime.memory import MODEL, measured_bytes
+from tests.model_runtime.op_cases import randn
+from tests.model_runtime.paged import DEVICE, PagedRun
+from tests.model_runtime.ranks import on_shared_memory
+from tests.model_runtime.test_alignment import random_prompts
+
+TOLERANCE = 3e-4
+"""Of float32; a state goes through many products."""
+LENGTHS = (37, 1, 19)
+
+
+def loaded(folder: Path, kernels: str, collectives: Collectives | None = None) -> Decoder:
+    ops = load_ops(DEVICE, kernels)
+    return load_model(open_checkpoint(folder), ops, DEVICE, lambda done: None, collectives=collectives).decoder
+
+
+def logits(decoder: Decoder, prompts: list[list[int]]) -> list[Tensor]:
+    """[tokens, V] of each: chunks of 7 side by side, the last three tokens one by one."""
+    run, parts = PagedRun(decoder, block_size=4), {index: list[Tensor]() for index in range(len(prompts))}
+    left = dict(enumerate(prompts))
+    while left:
+        sizes = {index: min(7, len(rest) - 3) if len(rest) > 3 else 1 for index, rest in left.items()}
+        for index, found in run.step({index: rest[: sizes[index]] for index, rest in left.items()}).items():
+            parts[index].append(found)
+        left = {index: rest[sizes[index] :] for index, rest in left.items() if len(rest) > sizes[index]}
+    return [torch.cat(found) for found in parts.values()]
+
+
+def test_the_whole_model(tmp_path: Path) -> None:
+    """By compiled kernels and plain torch, alone and on two ranks."""
+    reference, prompts = kimi_k3.Reference(kimi_k3.write_checkpoint(tmp_path)), random_prompts(LENGTHS)
+    expected = [reference.logits(prompt) for prompt in prompts]
+    ranks = on_shared_memory(2, lambda group: logits(loaded(tmp_path, "auto", group), prompts))
+    for found in (*(logits(loaded(tmp_path, kernels), prompts) for kernels in ("auto", "reference")), ranks[0]):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert theirs.std() > 0.5
+            assert (ours - theirs).abs().max() <= TOLERANCE
+
+
+def test_the_whole_model_in_float64(tmp_path: Path) -> None:
+    """All but states, which are float32."""
+    reference, (prompt,) = kimi_k3.Reference(kimi_k3.write_checkpoint(tmp_path, seed=1)), random_prompts((30,))
+    decoder = loaded(tmp_path, "reference")
+    decoder.dtype = torch.float64
+    run = PagedRun(decoder, kv_type=torch.float64)
+    hidden = decoder.forward(make_batch(run.plan({0: prompt}), run.block_size), run.kv)
+    assert decoder.head is not None
+    found = decoder.ops.linear(decoder.final_norm(hidden), decoder.head, None)
+    assert (found - reference.logits(prompt)).abs().max() <= 2e-5
+
+
+def test_stages_are_refused(tmp_path: Path) -> None:
+    kimi_k3.write_checkpoint(tmp_path)
+    with pytest.raises(PlanError, match=r"groups of earlier layers .* leave pipeline_parallel_size out"):
+        load_model(open_checkpoint(tmp_path), load_ops(DEVICE, "auto"), DEVICE, lambda done: None, num_stages=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation_situ_beta": 2.0}, "activation_situ_beta must be 4.0, not 2.0"),
+        ({"hidden_act": "silu"}, "hidden_act must be 'situ', not 'silu'"),
+        ({"mla_use_nope": False}, "mla_use_nope must be True, not False"),
+        ({"attn_res_block_size": 0}, "attn_res_block_size must be a positive integer, not 0"),
+        ({"linear_attn_config": {"full_attn_layers": [1]}}, "linear_attn_config"),
+    ],
+)
+def test_refusals_name_the_key(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_hf_config(kimi_k3.CONFIG | {"text_config": kimi_k3.TEXT | changes}, None)
+
+
+def test_activations_are_as_planned(tmp_path: Path) -> None:
+    """The bank of earlier layers and the mixtures too."""
+    kimi_k3.write_checkpoint(tmp_path)
+    decoder, (prompt,) = loaded(tmp_path, "auto"), random_prompts((200,))
+    run = PagedRun(decoder)
+    batch = make_batch(run.plan({0: prompt}), run.block_size)
+    with torch.inference_mode():
+        peak, _ = measured_bytes(lambda: decoder.forward(batch, run.kv))
+    assert peak == pytest.approx(activation_bytes(decoder.config, 200, 0), rel=0.1)
+
+
+def test_situ(ops: Ops) -> None:
+    """inkling2's function, with other bounds in its config."""
+    config = replace(MODEL, activation="situ")
+    gate_up, down = randn(2 * 24, 64, seed=1), torch.eye(24)
+    matrices = {"gate_up.weight": ops.pack(gate_up), "down.weight": ops.pack(down)}
+    block = MLP(config, "", Parameters({f".{name}": matrix for name, matrix in matrices.items()}, {}))
+    theirs = Inkling2SoftcappedSwiGLU(Inkling2TextConfig(mlp_gate_softcap=4.0, mlp_up_softcap=25.0))
+    x = randn(9, 64, seed=2) * 3
+    gate, up = (x @ gate_up.T).chunk(2, dim=1)
+    assert gate.abs().max() > 30 and up.abs().max() > 30
+    torch.testing.assert_close(block.forward(ops, x), theirs(gate, up), rtol=1e-5, atol=1e-5)
