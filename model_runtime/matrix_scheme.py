@@ -36,11 +36,15 @@ class Quantization:
     ignored: tuple[str, ...] = ()
     """Such names of modules whose matrices are floats."""
 
-    def of(self, module: str) -> MatrixScheme | None:
-        """How a module is stored that is not ignored."""
-        if any(_names(name, module) for name in self.ignored):
+    def of(self, *spellings: str) -> MatrixScheme | None:
+        """How a module is stored that is not ignored; any of its names may be meant."""
+        if any(_names(name, module) for name in self.ignored for module in spellings):
             return None
-        exact = [scheme for names, scheme in self.groups if any(_names(name, module) for name in names)]
+        exact = [
+            scheme
+            for names, scheme in self.groups
+            if any(_names(name, module) for name in names for module in spellings)
+        ]
         every = [scheme for names, scheme in self.groups if "Linear" in names]
         return (*exact, *every, None)[0]
 

@@ -104,7 +104,11 @@ def _feed_forward_floats(config: ModelConfig) -> int:
         return dense
     copies = 2 + (config.experts.num_chosen if config.experts.weigh_input else 0)
     experts = columns * config.experts.intermediate_size + copies * _expert_width(config)
-    return max(dense if config.experts.dense_layers else 0, columns * config.experts.shared_size, experts + 2 * config.experts.hidden_size)
+    return max(
+        dense if config.experts.dense_layers else 0,
+        columns * config.experts.shared_size,
+        experts + 2 * config.experts.hidden_size,
+    )
 
 
 def _expert_width(config: ModelConfig) -> int:

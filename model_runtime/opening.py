@@ -13,6 +13,7 @@ from model_runtime.image_side import ImageSide, read_image_side
 from model_runtime.models.composites import COMPOSITES
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
 from model_runtime.models.next_token import next_token_prefix, next_token_table
+from model_runtime.models.packages import family_named
 from model_runtime.weights.declared import declared_dtype, declared_text, declared_vision
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
@@ -89,7 +90,8 @@ def open_configuration(path: Path) -> Opened:
     config = read_hf_config(config_json, read_json_if_any(path.with_name("generation_config.json")))
     family, dtype = str(config_json["model_type"]), declared_dtype(config_json)
     table = decoder_table(config, first_expert_only=True)
-    source = declared_text(table, dtype, read_quantization(config_json))
+    renamed = family_named(config.family).renamed
+    source = declared_text(table, dtype, read_quantization(config_json), renamed)
     if family not in COMPOSITES:
         return Opened(path=path, family=family, config=config, source=source, is_declared=True)
     name = f"{family} ({config.family})"

@@ -110,6 +110,10 @@ def _loaded(
     precision = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
     whole = runtime.enable_expert_parallel
     model = load_model(path, ops, device, progress, None, precision, collectives=rank, whole_experts=whole)
+    if model.config.depth_group:
+        raise PlanError(
+            "align follows one sum through all layers, and this model mixes several (block attention residuals)"
+        )
     return Product(
         model=model,
         device=device,

@@ -60,15 +60,20 @@ def declared_dtype(config: Mapping[str, object]) -> torch.dtype:
     return known[name]
 
 
-def declared_text(table: Iterable[Parameter], dtype: torch.dtype, quantization: Quantization | None) -> TensorSource:
+def declared_text(
+    table: Iterable[Parameter], dtype: torch.dtype, quantization: Quantization | None, renamed: Mapping[str, str]
+) -> TensorSource:
     """Of a decoder with this table, all of one type but what is quantised. Routers, embedding and output matrix are
-    not, whether or not a file says so."""
+    not, whether or not a file says so. `renamed` is the family's, by whose names files say what is quantised."""
     found: dict[str, DeclaredTensor] = {}
+    originals = {plain: original for original, plain in renamed.items()}
     for parameter in table:
         for slot in parameter.slots:
             shape = parameter.slot_shape(slot)
             is_linear = len(shape) == 2 and parameter.name not in ("embedding", "head") and parameter.fewest_bits < 32
-            scheme = quantization.of(slot.key.removesuffix(".weight")) if quantization and is_linear else None
+            module = slot.key.removesuffix(".weight")
+            spelled = ".".join(originals.get(part, part) for part in module.split("."))
+            scheme = quantization.of(module, spelled) if quantization and is_linear else None
             if scheme is None:
                 found[slot.key] = DeclaredTensor(shape, dtype)
             else:

@@ -225,3 +225,51 @@ class Reference:
         made = torch.nn.functional.pad(linear(x, self(f"{key}.{part}_proj")), (0, 0, WIDTH - 1, 0))
         kernel = self(f"{key}.{part}_conv1d")[:, 0]
         return silu(torch.stack([(made[t : t + WIDTH] * kernel.T).sum(0) for t in range(len(x))]))
+
+
+EVERY_FOURTH = [*range(4, 93, 4), 93]
+PUBLISHED: dict[str, object] = {
+    "model_type": "kimi_k3",
+    "eos_token_id": 163586,
+    "text_config": TEXT
+    | {
+        "vocab_size": 163840,
+        "hidden_size": 7168,
+        "intermediate_size": 33792,
+        "num_hidden_layers": 93,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 96,
+        "attn_res_block_size": 12,
+        "linear_attn_config": {
+            "full_attn_layers": EVERY_FOURTH,
+            "kda_layers": [layer for layer in range(1, 94) if layer not in EVERY_FOURTH],
+            "num_heads": 96,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+            "use_full_rank_gate": True,
+            "gate_lower_bound": -5.0,
+        },
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "num_experts": 896,
+        "num_experts_per_token": 16,
+        "moe_intermediate_size": 3072,
+        "routed_expert_hidden_size": 3584,
+        "routed_scaling_factor": 1.0,
+        "model_max_length": 1048576,
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "mxfp4-pack-quantized",
+            "config_groups": {
+                "group_0": {
+                    "targets": [r"re:.*block_sparse_moe\.experts\.\d+\.w[123]$"],
+                    "weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+                }
+            },
+        },
+    },
+}
+"""Sizes of the published model; the pattern of targets stands for what its file says, routed experts alone."""

@@ -1,6 +1,7 @@
 """Kimi K3's language model: its blocks against plain formulas and what transformers has of them, and the whole against
 a model written down apart, through the paged path."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +10,17 @@ import torch
 from torch import Tensor
 from transformers.models.inkling2.modeling_inkling2 import Inkling2SoftcappedSwiGLU, Inkling2TextConfig
 
+from model_runtime.align.product import load_product
 from model_runtime.batch import make_batch
 from model_runtime.blocks.mlp import MLP
 from model_runtime.checkpoint import load_model
+from model_runtime.config import RuntimeConfig
 from model_runtime.hf_config import read_hf_config
 from model_runtime.memory import PlanError
+from model_runtime.memory_caches import cache_block_bytes, state_bytes
 from model_runtime.memory_steps import activation_bytes
-from model_runtime.models.decoder import Decoder
-from model_runtime.opening import open_checkpoint
+from model_runtime.models.decoder import Decoder, decoder_table
+from model_runtime.opening import open_checkpoint, open_configuration
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Collectives
@@ -80,6 +84,12 @@ def test_stages_are_refused(tmp_path: Path) -> None:
         load_model(open_checkpoint(tmp_path), load_ops(DEVICE, "auto"), DEVICE, lambda done: None, num_stages=2)
 
 
+def test_alignment_is_refused(tmp_path: Path) -> None:
+    kimi_k3.write_checkpoint(tmp_path)
+    with pytest.raises(PlanError, match="align follows one sum through all layers"):
+        load_product(tmp_path, RuntimeConfig(threads=1), lambda done: None)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -87,7 +97,7 @@ def test_stages_are_refused(tmp_path: Path) -> None:
         ({"hidden_act": "silu"}, "hidden_act must be 'situ', not 'silu'"),
         ({"mla_use_nope": False}, "mla_use_nope must be True, not False"),
         ({"attn_res_block_size": 0}, "attn_res_block_size must be a positive integer, not 0"),
-        ({"linear_attn_config": {"full_attn_layers": [1]}}, "linear_attn_config"),
+        ({"linear_attn_config": {"full_attn_layers": [1]}}, "kda_layers is missing"),
     ],
 )
 def test_refusals_name_the_key(changes: dict[str, object], message: str) -> None:
@@ -104,6 +114,28 @@ def test_activations_are_as_planned(tmp_path: Path) -> None:
     with torch.inference_mode():
         peak, _ = measured_bytes(lambda: decoder.forward(batch, run.kv))
     assert peak == pytest.approx(activation_bytes(decoder.config, 200, 0), rel=0.1)
+
+
+def test_the_published_size(tmp_path: Path) -> None:
+    """Numbers by hand: 2.78e12 in all, of which experts are stored in four bits; a token takes 27 KiB."""
+    (tmp_path / "config.json").write_text(json.dumps(kimi_k3.PUBLISHED))
+    opened = open_configuration(tmp_path / "config.json")
+    config = opened.config
+    kda = 7168 * 12288 * 4 + 12288 * 7168 + 7168 * 128 + 128 * 12288 + 7168 * 96 + 12288 * (3 * 4 + 1) + 96 + 128
+    mla = 7168 * 1536 + 1536 * 96 * 192 + 7168 * 576 + 512 * 96 * 256 + 7168 * 12288 + 12288 * 7168 + 1536 + 512
+    routed, shared = 896 * 3 * 3584 * 3072, 3 * 7168 * 6144
+    moe = routed + shared + 2 * 7168 * 3584 + 3584 + 896 * 7168 + 896
+    layers = 69 * kda + 24 * mla + 92 * moe + 3 * 7168 * 33792 + 93 * 6 * 7168
+    total = layers + 2 * 163840 * 7168 + 3 * 7168
+    table = decoder_table(config, first_expert_only=True)
+    found = sum(part.rows * (part.columns or 1) * (896 if part.expert is not None else 1) for part in table)
+    assert found == total
+    assert total / 1e9 == pytest.approx(2779.5, abs=0.5)
+    assert cache_block_bytes(config, 1, torch.bfloat16) == 24 * (512 + 64) * 2
+    assert cache_block_bytes(config, 256, torch.int8) == 24 * 256 * (512 + 64 + 8)
+    assert state_bytes(config) == 4 * 69 * (3 * 3 * 12288 + 96 * 128 * 128)
+    experts = {key for key, tensor in opened.source.items() if tensor.format is not None}
+    assert experts == {slot.key for part in table if part.expert is not None for slot in part.slots}
 
 
 def test_situ(ops: Ops) -> None:
