@@ -20,7 +20,7 @@ def conditions(settings: Settings) -> dict[str, Any]:
     asked = dataclasses.asdict(settings)
     del asked["api_key"]
     return surroundings() | {
-        "command": _without_key(sys.argv),
+        "command": without_key(sys.argv),
         "load_average_before": psutil.getloadavg(),
         "settings": asked,
     }
@@ -63,7 +63,8 @@ def _git(folder: Path, *arguments: str) -> str:
     return result.stdout.strip()
 
 
-def _without_key(words: list[str]) -> list[str]:
+def without_key(words: list[str]) -> list[str]:
+    """A command line that may be shown."""
     shown = list(words)
     for index, word in enumerate(words):
         if word.startswith("--api-key="):

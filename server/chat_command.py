@@ -4,15 +4,14 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import FrameType
 
 import httpx
 from rich.console import Console
 
+from server.leaving import leave_by_exception
 from server.options import OptionError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -162,15 +161,9 @@ def _read(console: Console) -> str | None:
         return None
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
-    """A closed terminal must not leave the server behind that was started for it."""
-    sys.exit(128 + number)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the user leaves; the exit code."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+    leave_by_exception()
     console = Console()
     headers = {"Authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     with (

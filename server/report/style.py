@@ -16,7 +16,7 @@ p{margin:.4rem 0}p:not(.verdict){max-width:80ch}.dim,figcaption,.key{color:var(-
 td,th{padding:.2rem .8rem .2rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 th{color:var(--dim);font-weight:500}.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(27rem,100%),1fr));gap:1rem;align-items:start}
-figure{margin:.5rem 0;padding:.7rem;background:var(--panel);min-width:0}figcaption{font-size:.85rem}
+figure{margin:.5rem 0;padding:.7rem;background:var(--panel);min-width:0;max-width:46rem}figcaption{font-size:.85rem}
 figure b{color:var(--text);font-size:.95rem}.key{display:inline-block;margin-right:1rem;white-space:nowrap}
 figure>svg{width:100%;height:auto;display:block}.key svg{vertical-align:middle;margin-right:.3rem}
 svg text{fill:var(--dim);font-size:12px;paint-order:stroke;stroke:var(--panel);stroke-width:4px;

@@ -6,6 +6,7 @@ A process of its own, which starts the real server as a child and speaks to it o
 import argparse
 import dataclasses
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,8 @@ import httpx
 import msgspec
 from rich.console import Console
 
-from loadtest.conditions import surroundings
+from loadtest.conditions import surroundings, without_key
+from server.leaving import leave_by_exception
 from server.models import resolve_model
 from server.options import OptionError
 from server.validate import alignment, answers, context, curves, document, images, memory, preemption, soak
@@ -51,6 +53,7 @@ RUN: Mapping[str, Callable[[Gate], StageResult]] = MappingProxyType(
 def run(arguments: argparse.Namespace) -> int:
     """Validate and report; EXIT_FAILED where a check failed. Raises OptionError, ModelNotFound,
     EmbeddedModelMissing."""
+    leave_by_exception()
     settings, config = settings_of(arguments, os.environ)
     model = resolve_model(config.model)
     folder = settings.folder or DEFAULT_FOLDER / model.name
@@ -112,7 +115,7 @@ def _report(results: Mapping[str, StageResult], settings: Settings, folder: Path
     conditions: dict[str, Any] = {
         **surroundings(),
         "model": model,
-        "command": " ".join(sys.argv),
+        "command": shlex.join(["firstlight", *without_key(sys.argv[1:])]),
         "effort": msgspec.to_builtins(settings.effort),
     }
     content = msgspec.json.encode(document.document(results, missing, conditions))

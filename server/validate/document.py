@@ -1,6 +1,6 @@
 """The report of a validation: one page and one JSON document of the same. Used by `command.py`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +9,7 @@ from server.report.page import Cell, Outcome, Page
 from server.validate.result import Check, StageResult
 from server.validate.settings import STAGES
 
+OVERVIEW = ("part", "outcome", "passed", "failed", "skipped", "seconds")
 HEAD = ("check", "outcome", "found", "must be", "why, and what to look at")
 
 
@@ -43,12 +44,14 @@ def page(results: Mapping[str, StageResult], missing: tuple[str, ...], condition
     failed = [_row(check, STAGES[name]) for name, result in results.items() for check in result.failed]
     if failed:
         made.heading("What failed")
-        made.table(("part", *HEAD), failed)
+        _table(made, ("part", *HEAD), failed)
+    made.heading("Parts")
+    made.table(OVERVIEW, [_counts(STAGES[name], result) for name, result in results.items()])
     for name, result in results.items():
-        made.heading(f"{STAGES[name].capitalize()} ({result.seconds:.0f} s)")
+        made.heading(STAGES[name].capitalize())
         for fact in result.facts:
             made.text(fact)
-        made.table(HEAD, [_row(check)[1:] for check in result.checks])
+        _table(made, HEAD, [_row(check)[1:] for check in result.checks])
         for table in result.tables:
             made.table(table.head, table.rows)
         if result.plots:
@@ -57,6 +60,18 @@ def page(results: Mapping[str, StageResult], missing: tuple[str, ...], condition
     made.verbatim(str(conditions["command"]))
     made.folded("everything", msgspec.json.format(msgspec.json.encode(conditions), indent=1).decode())
     return made
+
+
+def _counts(title: str, result: StageResult) -> tuple[Cell, ...]:
+    words = [check.outcome for check in result.checks]
+    outcome = Outcome("failed" if result.failed else "passed" if "passed" in words else "skipped")
+    return title, outcome, *(words.count(word) for word in ("passed", "failed", "skipped")), round(result.seconds, 1)
+
+
+def _table(made: Page, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    """Without the columns in which nothing stands."""
+    kept = [place for place in range(len(head)) if any(row[place] for row in rows)]
+    made.table([head[place] for place in kept], [[row[place] for place in kept] for row in rows])
 
 
 def _row(check: Check, part: str = "") -> tuple[Cell, ...]:

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_runtime.config import RuntimeConfig
@@ -75,7 +75,7 @@ QUICK = Effort(
     needle_lengths=(512,),
     soak_seconds=20.0,
 )
-MOST_SOAK_MINUTES = 7 * 24 * 60.0
+MOST_MINUTES = 7 * 24 * 60
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +83,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("validation")
     group.add_argument("--quick", action="store_true", help="less of everything, in about a minute")
     group.add_argument("--soak-minutes", type=float, metavar="N", help="length of the soak (default: 2)")
+    group.add_argument(
+        "--context-minutes", type=float, metavar="N", help="most time for computing the long text (default: 1.5)"
+    )
     group.add_argument(
         "--reference", metavar="FILE", help="what align --dump wrote, for the alignment (default: transformers)"
     )
@@ -96,11 +99,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> tuple[Settings, ServeConfig]:
     """Checked; the second is what the child will make of the same options. Raises OptionError."""
-    effort = QUICK if arguments.quick else USUAL
-    if (minutes := arguments.soak_minutes) is not None:
-        if not 0 < minutes <= MOST_SOAK_MINUTES:
-            raise OptionError(f"--soak-minutes must be above 0 and at most {MOST_SOAK_MINUTES:.0f}")
-        effort = Effort(**{name: getattr(effort, name) for name in Effort.__slots__} | {"soak_seconds": minutes * 60})
+    usual = QUICK if arguments.quick else USUAL
+    effort = replace(
+        usual,
+        soak_seconds=_seconds(arguments.soak_minutes, "--soak-minutes", usual.soak_seconds),
+        context_seconds=_seconds(arguments.context_minutes, "--context-minutes", usual.context_seconds),
+    )
     config = resolve(arguments, environment)
     if config.runtime.nnodes > 1:
         raise OptionError("validate starts its server on this machine alone: --nnodes must be 1")
@@ -113,6 +117,14 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -
         + (() if arguments.reference is None else ("--reference", str(Path(arguments.reference).absolute()))),
     )
     return settings, config
+
+
+def _seconds(minutes: float | None, flag: str, usual: float) -> float:
+    if minutes is None:
+        return usual
+    if not 0 < minutes <= MOST_MINUTES:
+        raise OptionError(f"{flag} must be above 0 and at most {MOST_MINUTES}")
+    return minutes * 60
 
 
 def _stages(only: str | None, skip: str | None) -> tuple[str, ...]:

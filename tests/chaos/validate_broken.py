@@ -38,7 +38,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "nothing": Case(model="tiny-vlm", flags=("--quick", "--skip", "align,context,soak"), failed=frozenset()),
         "wrong rope, embedded": Case(
             model="embedded",
-            flags=("--quick", "--only", "answers,preemption,context"),
+            flags=("--quick", "--only", "answers,preemption"),
             failed=frozenset({"known answers", "log-probabilities of transformers"}),
             broken="rope",
         ),

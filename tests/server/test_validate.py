@@ -171,7 +171,13 @@ def test_a_stage_that_passed_with_the_same_inputs_is_kept(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "flags", [["--only", "nothing"], ["--only", "soak", "--skip", "soak"], ["--soak-minutes", "0"]]
+    "flags",
+    [
+        ["--only", "nothing"],
+        ["--only", "soak", "--skip", "soak"],
+        ["--soak-minutes", "0"],
+        ["--context-minutes", "nan"],
+    ],
 )
 def test_what_cannot_be_asked_for(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
