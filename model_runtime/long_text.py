@@ -21,6 +21,8 @@ from scheduler.plan import NO_STATE, SampleRows, ScoreRows, StateRuns, StepPlan,
 OTHER_CHUNK = 97
 """Tokens of a step where a text is cut in another way: no multiple of a block."""
 
+OWN = 0
+"""The one slot for states."""
 GROUP = 64
 """Blocks that are in no order among each other; groups are, so that memory is touched as it is needed."""
 
@@ -61,18 +63,20 @@ def _relative(one: Tensor, other: Tensor) -> float:
 
 
 class LongText:
-    """A text whose keys and values are in caches of its own."""
+    """A text whose keys and values, or states, are in caches of its own."""
 
-    def __init__(self, product: Product, ids: Sequence[int], seed: int = 0) -> None:
+    def __init__(self, product: Product, ids: Sequence[int], seed: int = 0, decoder: Decoder | None = None) -> None:
+        """`decoder` computes it; None: the product's."""
         self._product, self._ids = product, tuple(ids)
+        self._decoder = decoder or product.decoder
         num_blocks = -(-len(ids) // product.block_size)
-        self._kv = product.allocate(num_blocks)
+        self._kv = product.allocate(num_blocks, num_states=1)
         self._table = shuffled(num_blocks, random.Random(seed))
 
     @property
-    def is_plain(self) -> bool:
-        """Whether all that layers keep are keys and values, token by token."""
-        return all(isinstance(layer, KVLayer | LatentLayer) for layer in self._kv)
+    def has_states(self) -> bool:
+        """Whether layers keep states, which are of the text's end alone: then no row can be computed by itself."""
+        return any(isinstance(layer, StateLayer) for layer in self._kv)
 
     def compute(
         self, chunk: int, wanted: Iterable[int], on_chunk: Callable[[int], bool], end: int | None = None
@@ -103,7 +107,8 @@ class LongText:
             sample=SampleRows(),
             score=ScoreRows(),
         )
-        decoder = decoder or self._product.decoder
+        assert not self.has_states, "a row by itself, of a model with states"
+        decoder = decoder or self._decoder
         logits_RV = decoder.logits(decoder.forward(self._product.batch(plan), self._kv))
         return dict(zip(positions, logits_RV, strict=True))
 
@@ -125,7 +130,7 @@ class LongText:
         if not wanted:
             return {}
         rows = torch.tensor([position - start for position in wanted], device=hidden_TC.device)
-        return dict(zip(wanted, decoder.logits(hidden_TC.index_select(0, rows)), strict=True))
+        return dict(zip(wanted, self._decoder.logits(hidden_TC.index_select(0, rows)), strict=True))
 
     def cached(self, position: int) -> list[Slot]:
         """Copies of what the caches have of a token, layer by layer."""
@@ -186,12 +191,15 @@ def compared_alone(text: LongText, logits: Logits, decoder: Decoder | None = Non
     return worst
 
 
-def compared_in_other_chunks(product: Product, ids: Sequence[int], text: LongText, logits: Logits, end: int) -> Worst:
-    """The beginning of a text, up to `end`, in chunks of another length and in other blocks."""
-    other = LongText(product, ids[:end], seed=1)
+def compared_again(
+    product: Product, ids: Sequence[int], text: LongText, logits: Logits, end: int, decoder: Decoder | None = None
+) -> Worst:
+    """The beginning of a text, up to `end`, from its first token on, in chunks of another length and in other blocks;
+    by another decoder, if one is given."""
+    other = LongText(product, ids[:end], seed=1, decoder=decoder)
     inside = {position: row_V for position, row_V in logits.items() if position < end}
     worst = Worst()
     for position, row_V in other.compute(OTHER_CHUNK, inside, lambda done: True).items():
-        worst = worst.with_logits(position, row_V, inside[position])
-        worst = worst.with_cache(other.cached(position), text.cached(position))
+        worst = worst.with_logits(position, inside[position], row_V)
+        worst = worst.with_cache(text.cached(position), other.cached(position))
     return worst

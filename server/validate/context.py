@@ -25,6 +25,7 @@ FLOAT32_LIMIT, ROUNDED_LIMIT = 1e-4, 2e-2
 CLOSE = 1e-3
 """The same of rows that were computed in two ways by the same operations, where the same bits are not promised."""
 PART = "attention over many blocks: tables, positions, windows, or where a chunk begins"
+ALONE = "rows of chunks and rows by themselves"
 NEEDLE = "The secret number of the lighthouse is 7391."
 QUESTION = "What is the secret number of the lighthouse? Answer with the number."
 DEPTHS = (0.1, 0.5, 0.9)
@@ -86,7 +87,9 @@ def context_checks(found: ContextFound) -> list[Check]:
     limit = ROUNDED_LIMIT if found.is_rounded else FLOAT32_LIMIT
     checks = [
         _memory(found),
-        _rows("rows of chunks and rows by themselves", found.alone, same, PART),
+        _rows(ALONE, found.alone, same, PART)
+        if found.alone is not None
+        else skipped(ALONE, "the model keeps states of whole texts"),
         _rows("rows in other chunks and other blocks", found.other_chunks, same, PART),
     ]
     name = "rows and plain torch in float64"

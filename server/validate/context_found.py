@@ -60,7 +60,8 @@ class ContextFound:
     block_size: int
     step_bytes: int
     moments: tuple[Moment, ...]
-    alone: Difference
+    alone: Difference | None
+    """None: the model keeps states, so no row can be computed by itself."""
     other_chunks: Difference
     reference: Difference | None
     why_no_reference: str = ""

@@ -20,8 +20,8 @@ from model_runtime.long_text import (
     LongText,
     Worst,
     checked_positions,
+    compared_again,
     compared_alone,
-    compared_in_other_chunks,
 )
 from model_runtime.memory import PlanError, model_length
 from model_runtime.memory_caches import cache_block_bytes
@@ -36,6 +36,10 @@ SAMPLES = 200
 """Of memory, at most."""
 REFERENCE_HEADROOM = 1.5
 """Bytes of memory that must be free for each of the reference's weights in their storage type."""
+
+
+REFERENCE_TOKENS = 300
+"""That plain torch computes of a model with states, where it must begin at the beginning."""
 
 
 def _say(line: Line) -> None:
@@ -68,18 +72,16 @@ def compute(config: ServeConfig, wanted: ContextWanted, told: Callable[[float, s
         raise PlanError(f"there is room for {tokens} tokens, and a text of two steps of {chunk} is the shortest")
     ids = list(itertools.islice(itertools.cycle(wanted.token_ids), tokens))
     text = LongText(product, ids)
-    if not text.is_plain:
-        raise PlanError("the caches of this model are not keys and values of each token")
     positions = checked_positions(tokens, chunk, block_size, own.sliding_windows)
     base = MemoryMeter(product.device).used()
     logits, moments = _prefill(text, product, positions, wanted, chunk, told)
     told(0.6, "rows by themselves")
-    alone = compared_alone(text, logits)
+    alone = None if text.has_states else _difference(compared_alone(text, logits), len(logits))
     told(0.65, "the beginning in other chunks")
     end = min(moments[-1].tokens, wanted.other_chunks)
-    other = compared_in_other_chunks(product, ids, text, logits, end)
+    other = compared_again(product, ids, text, logits, end)
     told(0.75, "rows in plain torch and float64")
-    reference, why = _reference(config, wanted, product, text, logits)
+    reference, why = _reference(config, wanted, product, ids, text, logits)
     return ContextFound(
         tokens=moments[-1].tokens,
         chunk=chunk,
@@ -91,7 +93,7 @@ def compute(config: ServeConfig, wanted: ContextWanted, told: Callable[[float, s
         block_size=block_size,
         step_bytes=activations,
         moments=tuple(moments[:: -(-len(moments) // SAMPLES)]),
-        alone=_difference(alone, len(logits)),
+        alone=alone,
         other_chunks=_difference(other, sum(position < end for position in logits)),
         reference=reference,
         why_no_reference=why,
@@ -120,18 +122,22 @@ def _prefill(
 
 
 def _reference(
-    config: ServeConfig, wanted: ContextWanted, product: Product, text: LongText, logits: Logits
+    config: ServeConfig, wanted: ContextWanted, product: Product, ids: list[int], text: LongText, logits: Logits
 ) -> tuple[Difference | None, str]:
-    """Of some rows, as far apart as they may be; or why not."""
+    """Of some rows, as far apart as they may be, or of the beginning where there are states; or why not."""
     if product.device.type != "cpu":
         return None, "plain torch is compared on the CPU only"
     if default_budget(product.device) < REFERENCE_HEADROOM * product.model.weight_bytes:
         return None, "there is no memory for the model in plain torch beside it"
     places = sorted(logits)
+    decoder = reference_decoder(Path(wanted.model), config.runtime.quantization, places[-1] + 1)
+    if text.has_states:
+        end = min(len(ids), REFERENCE_TOKENS)
+        rows = sum(place < end for place in places)
+        return _difference(compared_again(product, ids, text, logits, end, decoder), rows), ""
     count = min(wanted.reference_rows, len(places))
     chosen = {places[round(index * (len(places) - 1) / max(1, count - 1))] for index in range(count)}
     found = {position: logits[position] for position in sorted(chosen)}
-    decoder = reference_decoder(Path(wanted.model), config.runtime.quantization, max(places) + 1)
     return _difference(compared_alone(text, found, decoder), len(found)), ""
 
 

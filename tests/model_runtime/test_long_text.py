@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from model_runtime.align.product import Product, load_product
 from model_runtime.config import RuntimeConfig
 from model_runtime.long_reference import reference_decoder
-from model_runtime.long_text import LongText, checked_positions, compared_alone, compared_in_other_chunks
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from model_runtime.long_text import LongText, checked_positions, compared_again, compared_alone
+from tests.checkpoints import HYBRID, VOCAB_SIZE, make_checkpoint
 from tests.model_runtime.deepseek import make_model
 
 LENGTH = int(os.environ.get("LONG_CONTEXT", "8192"))
@@ -47,7 +47,7 @@ def test_full_attention(tmp_path: Path) -> None:
     assert worst <= TOLERANCE
     alone = compared_alone(text, logits)
     assert (alone.logits, alone.cache) == (0.0, 0.0)
-    other = compared_in_other_chunks(product, IDS, text, logits, 1000)
+    other = compared_again(product, IDS, text, logits, 1000)
     assert (other.logits, other.cache) == (0.0, 0.0)
     exact = compared_alone(text, logits, reference_decoder(tmp_path, "none", LENGTH))
     assert 0.0 < max(exact.logits, exact.cache) < 1e-5
@@ -92,7 +92,21 @@ def test_latent_attention(tmp_path: Path) -> None:
     product = load_product(tmp_path, RuntimeConfig(), lambda fraction: None)
     text, wanted = LongText(product, IDS[:600]), [0, 17, 300, 599]
     logits = text.compute(CHUNK, wanted, lambda tokens: True)
-    alone, other = compared_alone(text, logits), compared_in_other_chunks(product, IDS, text, logits, 400)
+    alone, other = compared_alone(text, logits), compared_again(product, IDS, text, logits, 400)
     assert (alone.logits, alone.cache, other.logits, other.cache) == (0.0, 0.0, 0.0, 0.0)
     exact = compared_alone(text, logits, reference_decoder(tmp_path, "none", 600))
     assert 0.0 < max(exact.logits, exact.cache) < 1e-5
+
+
+def test_states(tmp_path: Path) -> None:
+    """Chunks of other lengths hand on the same states but for rounding, and plain torch in float64 is near."""
+    make_checkpoint(tmp_path, "qwen3_next", HYBRID)
+    product = load_product(tmp_path, RuntimeConfig(), lambda fraction: None)
+    ids = IDS[:250]
+    text, wanted = LongText(product, ids), [0, 17, 130, 249]
+    assert text.has_states
+    logits = text.compute(CHUNK // 4, wanted, lambda tokens: True)
+    other = compared_again(product, ids, text, logits, len(ids))
+    assert (other.logits, other.cache) == (0.0, 0.0)
+    exact = compared_again(product, ids, text, logits, len(ids), reference_decoder(tmp_path, "none", len(ids)))
+    assert 0.0 < max(exact.logits, exact.cache) < 1e-4
