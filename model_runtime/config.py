@@ -19,7 +19,6 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firstlight"
 
 
-DeviceChoice = Literal["cpu", "cuda"]
 Quantization = Literal["none", "int8", "int4"]
 KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
@@ -61,9 +60,12 @@ class RuntimeConfig:
             "integer weights; int8: with a scale for each token and head, a quarter of the memory"
         },
     )
-    device: DeviceChoice = field(
+    device: str = field(
         default="cpu",
-        metadata={"help": "what computes; cuda: an NVIDIA GPU of compute capability 8.0 or more (not yet run on one)"},
+        metadata={
+            "help": "what computes: cpu; cuda: an NVIDIA GPU of compute capability 8.0 or more (not yet run on one); "
+            "or any device that torch knows, such as xpu, mps or npu, which computes with plain torch operations"
+        },
     )
     kernels: Literal["auto", "reference"] = field(
         default="auto",

@@ -5,11 +5,11 @@ The CUDA path was written without a card and has not run on one yet; what could 
 """
 
 import logging
+from contextlib import suppress
 
 import torch
 
 from model_runtime import host
-from model_runtime.config import DeviceChoice
 from model_runtime.huge_pages import trim_heap
 from model_runtime.memory import PlanError
 
@@ -19,15 +19,40 @@ OLDEST_CAPABILITY = (8, 0)
 """Of NVIDIA's Ampere cards: those before lack bfloat16 and torch's flash attention."""
 
 
-def choose_device(asked: DeviceChoice) -> torch.device:
-    """The CPU, or the current CUDA device. Raises PlanError where that cannot be used."""
-    if asked == "cpu":
+def choose_device(asked: str) -> torch.device:
+    """A device by torch's name for it, with a number if there are several. Raises PlanError where it cannot be used."""
+    device = _named(asked)
+    if device.type == "cpu":
         return torch.device("cpu")
+    if device.type != "cuda":
+        return _working(device)
     if problem := _cuda_problem():
         raise PlanError(f"device cuda cannot be used: {problem}; set device to cpu")
     logger.warning("computing on %s: this path has not been tested on a card", torch.cuda.get_device_name())
     _accumulate_in_float32()
-    return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def _named(asked: str) -> torch.device:
+    try:
+        return torch.device(asked)
+    except RuntimeError:
+        raise PlanError(
+            f"torch {torch.__version__} knows no device {asked!r}: set device to cpu, cuda, or what its documentation "
+            "lists; a device of another maker needs the maker's package for torch beside it"
+        ) from None
+
+
+def _working(device: torch.device) -> torch.device:
+    """The same, once it has computed a sum."""
+    if device.type == "meta":
+        raise PlanError("device meta computes nothing: set device to cpu")
+    try:
+        torch.ones(2, device=device).sum().item()
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
+        raise PlanError(f"device {device} cannot be used: {str(error).splitlines()[0]}; set device to cpu") from None
+    logger.warning("computing on %s with plain torch operations: see docs/new-accelerator.md", device)
+    return device
 
 
 def _cuda_problem() -> str | None:
@@ -53,7 +78,13 @@ def default_budget(device: torch.device) -> int:
     captured graphs and libraries need the rest."""
     if device.type == "cpu":
         return host.default_budget()
-    free, _ = torch.cuda.mem_get_info(device)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free * 9 // 10
+    try:
+        free, _ = torch.accelerator.get_memory_info(device)
+    except (RuntimeError, ValueError, AttributeError):
+        raise PlanError(f"torch cannot tell how much memory {device} has: set memory_budget") from None
     return free * 9 // 10
 
 
@@ -75,4 +106,5 @@ def give_back_memory(device: torch.device) -> None:
     """To the system, what torch or the C library keeps of freed tensors for the next ones."""
     trim_heap()
     if device.type not in ("cpu", "meta"):
-        torch.accelerator.empty_cache()
+        with suppress(RuntimeError):  # of makers whose packages keep no such memory
+            torch.accelerator.empty_cache()

@@ -152,10 +152,10 @@ class DeviceDecoder:
 
 
 def block_size(device: torch.device, configured: int) -> int:
-    """Tokens in a KV block: as configured, or on a GPU what flash attention takes. Raises PlanError."""
+    """Tokens in a KV block: as configured, or on a GPU of NVIDIA what flash attention takes. Raises PlanError."""
     if configured & (configured - 1) or configured > PAGE:
         raise PlanError(f"block_size must be a power of two from 1 to {PAGE}, not {configured}")
-    return configured if device.type == "cpu" else PAGE
+    return PAGE if device.type == "cuda" else configured
 
 
 def _has_own_scores(config: ModelConfig) -> bool:

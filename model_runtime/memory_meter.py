@@ -6,6 +6,7 @@ On CPU the system counts, as Linux does: pages that were touched. On other devic
 
 import logging
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,13 +36,13 @@ class MemoryMeter:
     def used(self) -> int:
         """Bytes now, without mapped files."""
         if self._device.type != "cpu":
-            return torch.accelerator.memory_allocated(self._device)
+            return _told(lambda: torch.accelerator.memory_allocated(self._device))
         return _status("RssAnon")
 
     def begin(self) -> None:
         """From here on the most is looked for; above what there was before, where the system does not forget that."""
         if self._device.type != "cpu":
-            torch.accelerator.reset_peak_memory_stats(self._device)
+            _told(lambda: torch.accelerator.reset_peak_memory_stats(self._device))
         elif CLEAR_REFS.exists():
             with suppress(OSError):  # some containers forbid it
                 CLEAR_REFS.write_text(RESET_PEAK)
@@ -53,8 +54,16 @@ class MemoryMeter:
 
     def _most(self) -> int:
         if self._device.type != "cpu":
-            return torch.accelerator.max_memory_allocated(self._device)
+            return _told(lambda: torch.accelerator.max_memory_allocated(self._device))
         return _status("VmHWM")
+
+
+def _told(ask: Callable[[], int | None]) -> int:
+    """What torch says of a device, or 0 of one whose maker's package does not count."""
+    try:
+        return ask() or 0
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return 0
 
 
 def _status(name: str) -> int:

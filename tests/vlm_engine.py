@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.caches import Caches
-from model_runtime.config import DeviceChoice, RuntimeConfig, RuntimeInfo
+from model_runtime.config import RuntimeConfig, RuntimeInfo
 from model_runtime.executor import load_executor
 from model_runtime.runner import LanguageModel
 from scheduler.config import SchedulerConfig
@@ -121,7 +121,7 @@ class Engine:
         model: Path,
         config: SchedulerConfig,
         *,
-        device: DeviceChoice = "cpu",
+        device: str = "cpu",
         kernels: Literal["auto", "reference"] = "auto",
         encoder_cache_bytes: int = 2**20,
         num_kv_blocks: int = 256,

@@ -5,8 +5,7 @@ the process of `firstlight align`.
 Legend: N experts, F intermediate features, C hidden size.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,22 @@ EXTRA = "pip install 'firstlight[align]'"
 
 
 def load_transformers(path: Path, dtype: torch.dtype) -> nn.Module:
-    """The model as transformers reads it. Raises CheckpointError where that is missing or cannot."""
+    """A folder's model as transformers reads it. Raises CheckpointError where that is missing or cannot."""
     options = {"dtype": dtype, "attn_implementation": "eager", "local_files_only": True}
-    return _made(path, lambda loader, where: loader.from_pretrained(where.pop("folder"), **where, **options))
+    return _made(path, lambda loader, config: loader.from_pretrained(path, **options))
 
 
 def load_filled(path: Path, config: ModelConfig, quantization: Quantization) -> nn.Module:
     """A model in float32 with the numbers that the product's weights stand for, quantised as it would quantise them.
     Raises CheckpointError where transformers is missing, or has a parameter that the product has not."""
-    model = _made(path, lambda loader, where: loader.from_config(_plain_config(where), attn_implementation="eager"))
+
+    def make(loader: Any, read: Any) -> nn.Module:
+        if hasattr(read, "quantization_config"):
+            del read.quantization_config  # weights are filled in as floats
+        made: nn.Module = loader.from_config(read, attn_implementation="eager", dtype=torch.float32)
+        return made
+
+    model = _made(path, make)
     device = torch.device("cpu")
     precision = Precision(quantization=quantization, integer_rows=False)
     loaded = load_model(path, select("any"), device, lambda fraction: None, None, precision)
@@ -47,7 +53,8 @@ def load_filled(path: Path, config: ModelConfig, quantization: Quantization) -> 
     return model
 
 
-def _made(path: Path, make: Callable[[Any, dict[str, Any]], nn.Module]) -> nn.Module:
+def _made(path: Path, make: Callable[[Any, Any], nn.Module]) -> nn.Module:
+    """What is made with a loader and the configuration that transformers reads."""
     try:
         import transformers
     except ImportError:
@@ -55,26 +62,14 @@ def _made(path: Path, make: Callable[[Any, dict[str, Any]], nn.Module]) -> nn.Mo
             f"the reference needs transformers, which is not installed: {EXTRA}, or give --reference a file that was "
             "written with --dump on a machine that has it"
         ) from None
-    where = {"folder": path} if path.is_dir() else {"folder": path.parent, "gguf_file": path.name}
+    folder, file = (path, None) if path.is_dir() else (path.parent, path.name)
     try:
-        options = {name: value for name, value in where.items() if name != "folder"}
-        config = transformers.AutoConfig.from_pretrained(where["folder"], local_files_only=True, **options)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, gguf_file=file)
         has_images = hasattr(config, "text_config")
-        model = make(
-            transformers.AutoModelForImageTextToText if has_images else transformers.AutoModelForCausalLM, dict(where)
-        )
+        loader = transformers.AutoModelForImageTextToText if has_images else transformers.AutoModelForCausalLM
+        return make(loader, config).eval()
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise CheckpointError(f"transformers cannot read {path}: {error}") from None
-    return model.eval()
-
-
-def _plain_config(where: Mapping[str, Any]) -> Any:
-    """Without a word on how weights are stored, since they are filled in as floats."""
-    import transformers
-
-    values = json.loads((where["folder"] / "config.json").read_text())
-    values.pop("quantization_config", None)
-    return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
 
 
 class _Values:

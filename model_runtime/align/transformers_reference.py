@@ -244,7 +244,7 @@ def reference_of(path: Path, dtype: DtypeName, quantization: Quantization) -> Re
     config = opened.config
     lengths = lengths_for((*config.sliding_windows, *config.attention_chunks), config.max_position)
     prompts = seeded_prompts(lengths, config.vocab_size)
-    stored = path.is_dir() and any(tensor.format is not None for tensor in opened.source.values())
+    stored = any(tensor.format is not None for tensor in opened.source.values())
     if quantization == "none" and not stored:
         return run_transformers(load_transformers(path, DTYPES[dtype]), config, prompts, DTYPES[dtype])
     if dtype != "float32":

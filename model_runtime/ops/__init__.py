@@ -49,7 +49,8 @@ def describe(ops: Ops, device: torch.device) -> str:
     kernels = "plain torch operations" if ops == select("any") else "fused torch operations"
     if device.type == "cpu":
         return "compiled kernels" if is_compiled(ops) else kernels
-    return f"{kernels} on {torch.cuda.get_device_name(device)}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    return f"{kernels} on {name}"
 
 
 def set_threads(count: int) -> None:

@@ -1,5 +1,8 @@
 """Which device is chosen, and what is refused; on a GPU, the engine there against the engine on CPU."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +66,36 @@ def test_a_card_that_will_do(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     assert default_budget(torch.device("cuda", 0)) == 900
     assert block_size(torch.device("cuda", 0), 16) == 256
     assert block_size(CPU, 16) == 16
+
+
+def test_devices_that_torch_does_not_know() -> None:
+    with pytest.raises(PlanError, match=r"torch .* knows no device 'abacus': set device to cpu, cuda, or what its"):
+        choose_device("abacus")
+    with pytest.raises(PlanError, match="device meta computes nothing"):
+        choose_device("meta")
+
+
+@pytest.mark.skipif(GPU, reason="there is a device")
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(PlanError, match=r"device xpu cannot be used: .*; set device to cpu"):
+        choose_device("xpu")
+    with pytest.raises(PlanError, match="torch cannot tell how much memory xpu has: set memory_budget"):
+        default_budget(torch.device("xpu"))
+    assert block_size(torch.device("xpu"), 16) == 16
+
+
+def test_a_device_of_another_maker(tmp_path: Path) -> None:
+    """Text and images, in a process of its own, since torch never forgets a device."""
+    text, images = tmp_path / "text", tmp_path / "images"
+    make_checkpoint(text, "qwen3", {"max_position_embeddings": 1024})
+    images.mkdir()
+    write_tiny_vlm(images)
+    command = [sys.executable, "-m", "tests.model_runtime.toy_device", str(text), str(images)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["toy"] == found["cpu"]
+    assert [len(token_ids) for token_ids in found["toy"][0]] == [8, 8, 8]
 
 
 def test_type_of_activations() -> None:
