@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "pool.h"
 #include "vec.h"
@@ -12,6 +13,8 @@ namespace {
 
 constexpr int64_t CHANNELS = 256;  // of a convolution that a chunk has
 constexpr int64_t COLUMNS = 32;    // of a head's state
+constexpr int64_t LANES = sizeof(vec) / 4;
+constexpr int VECTORS = COLUMNS / LANES;
 
 // G runs: rows starts[g] to starts[g + 1] of T go from the state in slot reads[g], or from zeros if that is negative, to
 // slot writes[g] of N.
@@ -28,14 +31,14 @@ struct Runs {
     }
 };
 
-// y[c] = silu of the sum of the rows at and before x, each times its weight; `past` are rows before the run.
+// y[c] = silu of the sum of the rows at and before x, each times its weight [W][CHANNELS]; `past` are rows before the run.
 void convolve(const float* x, int64_t row, int64_t C, const float* past, const float* weight, int64_t W, int64_t first,
               int64_t count, float* y) {
     float sum[CHANNELS] = {};
     for (int64_t w = 0; w < W; w++) {
         const int64_t from = row - (W - 1) + w;
-        const float* in = from < 0 ? past + (W - 1 + from) * C : x + from * C;
-        for (int64_t c = 0; c < count; c++) sum[c] = fused(in[first + c], weight[(first + c) * W + w], sum[c]);
+        const float* in = (from < 0 ? past + (W - 1 + from) * C : x + from * C) + first;
+        for (int64_t c = 0; c < count; c++) sum[c] = fused(in[c], weight[w * CHANNELS + c], sum[c]);
     }
     for (int64_t c = 0; c < count; c += 8) {
         const v8 v = load<v8>(sum + c);
@@ -71,23 +74,37 @@ void unit(const float* x, int64_t K, float factor, float* y) {
     for (int64_t k = 0; k < K; k++) y[k] = x[k] * factor;
 }
 
-// A row through some columns of a head's state [K][V]: decay, the part of v that the state does not say, the output.
-void step(float* state, int64_t K, int64_t V, const float* query, const float* key, const float* value, const float* decay,
-          int64_t decay_step, float beta, int64_t count, float* out) {
-    float sum[COLUMNS] = {}, mixed[COLUMNS] = {};
+// A row through COLUMNS columns of a head's state [K][COLUMNS]: decay, the part of the value that the state does not say,
+// the output.
+void step(float* state, int64_t K, const float* query, const float* key, const float* value, const float* decay,
+          int64_t decay_step, float beta, float* out) {
+    vec sum[VECTORS] = {}, mixed[VECTORS] = {};
     for (int64_t k = 0; k < K; k++) {
-        float* row = state + k * V;
-        const float left = decay[k * decay_step];
-        for (int64_t v = 0; v < count; v++) row[v] *= left;
-        for (int64_t v = 0; v < count; v++) sum[v] = fused(row[v], key[k], sum[v]);
+        const vec left = splat<vec>(decay[k * decay_step]), keys = splat<vec>(key[k]);
+        for (int v = 0; v < VECTORS; v++)
+            sum[v] = fused(load<vec>(state + k * COLUMNS + v * LANES) * left, keys, sum[v]);
     }
-    for (int64_t v = 0; v < count; v++) sum[v] = (value[v] - sum[v]) * beta;
+    for (int v = 0; v < VECTORS; v++) sum[v] = (load<vec>(value + v * LANES) - sum[v]) * beta;
     for (int64_t k = 0; k < K; k++) {
-        float* row = state + k * V;
-        for (int64_t v = 0; v < count; v++) row[v] = fused(sum[v], key[k], row[v]);
-        for (int64_t v = 0; v < count; v++) mixed[v] = fused(row[v], query[k], mixed[v]);
+        const vec left = splat<vec>(decay[k * decay_step]), keys = splat<vec>(key[k]), queries = splat<vec>(query[k]);
+        for (int v = 0; v < VECTORS; v++) {
+            float* place = state + k * COLUMNS + v * LANES;
+            const vec row = fused(sum[v], keys, load<vec>(place) * left);
+            store(place, row);
+            mixed[v] = fused(row, queries, mixed[v]);
+        }
     }
-    std::copy_n(mixed, count, out);
+    for (int v = 0; v < VECTORS; v++) store(out + v * LANES, mixed[v]);
+}
+
+// Columns of a state [K][V] into a tile [K][COLUMNS], whose other columns are zeros, or back.
+void load_tile(const float* state, int64_t K, int64_t V, int64_t count, float* tile) {
+    std::fill_n(tile, K * COLUMNS, 0.0f);
+    for (int64_t k = 0; k < K && state; k++) std::copy_n(state + k * V, count, tile + k * COLUMNS);
+}
+
+void store_tile(const float* tile, int64_t K, int64_t V, int64_t count, float* state) {
+    for (int64_t k = 0; k < K; k++) std::copy_n(tile + k * COLUMNS, count, state + k * V);
 }
 
 }  // namespace
@@ -103,9 +120,13 @@ int64_t fl_short_conv(const float* x, const float* weight, const int32_t* starts
     const int64_t slot = (W - 1) * C;
     pool::parallel(divide_up(C, CHANNELS), [=](int64_t chunk) {
         const int64_t first = chunk * CHANNELS, count = std::min(CHANNELS, C - first);
+        std::vector<float> turned(W * CHANNELS);
+        for (int64_t c = 0; c < count; c++) {
+            for (int64_t w = 0; w < W; w++) turned[w * CHANNELS + c] = weight[(first + c) * W + w];
+        }
         for (int64_t g = 0; g < G; g++) {
             const float* read = reads[g] < 0 ? nullptr : state + reads[g] * slot;
-            convolve_run(x + starts[g] * C, starts[g + 1] - starts[g], C, weight, W, read, state + writes[g] * slot, first,
+            convolve_run(x + starts[g] * C, starts[g + 1] - starts[g], C, turned.data(), W, read, state + writes[g] * slot, first,
                          count, scratch, y + starts[g] * C);
         }
     });
@@ -129,20 +150,19 @@ int64_t fl_delta_rule(const float* qkv, const float* decay, const float* beta, c
     });
     pool::parallel(H * tiles, [=](int64_t chunk) {
         const int64_t h = chunk / tiles, first = chunk % tiles * COLUMNS, count = std::min(COLUMNS, V - first);
+        std::vector<float> tile(K * COLUMNS);
         for (int64_t g = 0; g < G; g++) {
-            float* own = state + (writes[g] * H + h) * K * V + first;
-            const float* from = state + (reads[g] * H + h) * K * V + first;
-            for (int64_t k = 0; k < K && from != own; k++) {
-                if (reads[g] < 0)
-                    std::fill_n(own + k * V, count, 0.0f);
-                else
-                    std::copy_n(from + k * V, count, own + k * V);
-            }
+            const int64_t place = h * K * V + first, slot = H * K * V;
+            load_tile(reads[g] < 0 ? nullptr : state + reads[g] * slot + place, K, V, count, tile.data());
             for (int64_t t = starts[g]; t < starts[g + 1]; t++) {
                 const float *query = unit_qk + (t * 2 * heads + h / group) * K, *row = qkv + t * width;
-                step(own, K, V, query, query + heads * K, row + 2 * heads * K + h * V + first, decay + (t * H + h) * D,
-                     D > 1 ? 1 : 0, beta[t * H + h], count, y + (t * H + h) * V + first);
+                float value[COLUMNS] = {}, out[COLUMNS];
+                std::copy_n(row + 2 * heads * K + h * V + first, count, value);
+                step(tile.data(), K, query, query + heads * K, value, decay + (t * H + h) * D, D > 1 ? 1 : 0,
+                     beta[t * H + h], out);
+                std::copy_n(out, count, y + (t * H + h) * V + first);
             }
+            store_tile(tile.data(), K, V, count, state + writes[g] * slot + place);
         }
     });
     return 0;
