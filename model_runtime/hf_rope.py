@@ -94,8 +94,8 @@ def _rope(config: Json, family: Family, head_dim: int) -> RopeConfig:
     sections = parameters.get("mrope_section", list(family.mrope_sections))
     if not isinstance(sections, list) or len(sections) != 3 or not all(type(length) is int for length in sections):
         fail("mrope_section", sections, "three integers")
-    if min(sections) < 0 or 2 * sum(sections) != head_dim:
-        fail("mrope_section", sections, f"three lengths that sum to half of head_dim {head_dim}")
+    if min(sections) < 0 or 2 * sum(sections) != rope.rotary_dim:
+        fail("mrope_section", sections, f"three lengths that sum to half of the {rope.rotary_dim} rotated channels")
     return replace(rope, mrope_sections=tuple(sections), mrope_interleaved=family.mrope_interleaved)
 
 

@@ -223,6 +223,15 @@ def hybrid(draw: random.Random) -> Overrides:
     }
 
 
+def qwen3_5(draw: random.Random) -> Overrides:
+    """Rotations that could count rows and columns of images."""
+    found = hybrid(draw)
+    parameters = found["rope_parameters"]
+    assert isinstance(parameters, dict)
+    pairs = int(16 * parameters["partial_rotary_factor"]) // 2
+    return found | {"rope_parameters": parameters | {"mrope_section": [pairs - 1, 1, 0], "mrope_interleaved": True}}
+
+
 def qwen3_next(draw: random.Random) -> Overrides:
     return qwen2_moe(draw) | hybrid(draw)
 
@@ -270,8 +279,8 @@ DRAWS: dict[str, tuple[Callable[[random.Random], Overrides], ...]] = {
     "olmoe": (plain, experts("num_experts"), olmoe),
     "phi3": (plain, phi3),
     "qwen2_moe": (plain, experts("num_experts"), qwen2_moe),
-    "qwen3_5_moe_text": (plain, experts("num_experts"), qwen3_next),
-    "qwen3_5_text": (plain, hybrid),
+    "qwen3_5_moe_text": (plain, experts("num_experts"), qwen2_moe, qwen3_5),
+    "qwen3_5_text": (plain, qwen3_5),
     "qwen3_moe": (plain, experts("num_experts"), qwen3_moe),
     "qwen3_next": (plain, experts("num_experts"), qwen3_next),
     "seed_oss": (plain, lambda draw: {"attention_out_bias": draw.choice((False, True))} | biases(draw)),

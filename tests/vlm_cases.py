@@ -149,7 +149,16 @@ QWEN3: Values = {
     "num_position_embeddings": 36,
     "deepstack_visual_indexes": [0, 2],
 }
+PLAIN_QWEN3: Values = {key: value for key, value in QWEN3.items() if key != "deepstack_visual_indexes"}
 EXPERTS: Values = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
+STATES: Values = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {**MROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+}
 INTERLEAVED: Values = {"rope_parameters": {**MROPE, "mrope_section": [3, 3, 2], "mrope_interleaved": True}}
 
 
@@ -267,6 +276,7 @@ CASES: Mapping[str, Vlm] = {
     "qwen2_vl": _qwen("qwen2_vl", QWEN2, {}, {}),
     "qwen2_vl-tied": replace(_qwen("qwen2_vl", {**QWEN2, "depth": 2}, {}, {}, tie_word_embeddings=True), seed=1),
     "qwen2_5_vl": _qwen("qwen2_5_vl", QWEN25, {}, {}),
+    "qwen3_5": _qwen("qwen3_5", PLAIN_QWEN3, STATES, HALF),
     "qwen3_vl": _qwen("qwen3_vl", QWEN3, INTERLEAVED, HALF),
     "qwen3_vl_moe": _qwen("qwen3_vl_moe", QWEN3, {**INTERLEAVED, **EXPERTS}, HALF),
     "qwen3_vl-flat": _qwen("qwen3_vl", {**QWEN3, "deepstack_visual_indexes": []}, INTERLEAVED, HALF),

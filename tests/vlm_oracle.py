@@ -158,6 +158,7 @@ EXPANDERS: Mapping[str, Expand] = {
     "gemma3": _gemma3,
     "qwen2_vl": _qwen,
     "qwen2_5_vl": _qwen,
+    "qwen3_5": _qwen,
     "qwen3_vl": _qwen,
     "qwen3_vl_moe": _qwen,
     "mistral3": _pixtral,
@@ -167,6 +168,7 @@ TYPES: Mapping[str, str] = {
     "gemma3": "token_type_ids",
     "qwen2_vl": "mm_token_type_ids",
     "qwen2_5_vl": "mm_token_type_ids",
+    "qwen3_5": "mm_token_type_ids",
     "qwen3_vl": "mm_token_type_ids",
     "qwen3_vl_moe": "mm_token_type_ids",
 }

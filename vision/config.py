@@ -253,6 +253,8 @@ FAMILIES: Mapping[str, Callable[[_Source], Preprocessor]] = {
     "mistral3": _mistral3,
     "qwen2_5_vl": _qwen,
     "qwen2_vl": _qwen,
+    "qwen3_5": _qwen,
+    "qwen3_5_moe": _qwen,
     "qwen3_vl": _qwen,
     "qwen3_vl_moe": _qwen,
     "smolvlm": _idefics3,

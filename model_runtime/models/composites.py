@@ -43,6 +43,8 @@ COMPOSITES: Mapping[str, Composite] = {
     "mistral3": Composite(text="mistral", tied=True),
     "qwen2_5_vl": Composite(text="qwen2_vl_text", is_fixed=True, is_flat=True, tied_inside=True),
     "qwen2_vl": Composite(text="qwen2_vl_text", is_fixed=True, is_flat=True, tied_inside=True),
+    "qwen3_5": Composite(text="qwen3_5_text", is_fixed=True),
+    "qwen3_5_moe": Composite(text="qwen3_5_moe_text", is_fixed=True),
     "qwen3_vl": Composite(text="qwen3_vl_text", is_fixed=True, deepstack=True),
     "qwen3_vl_moe": Composite(text="qwen3_vl_moe_text", is_fixed=True, deepstack=True),
     "smolvlm": Composite(text="llama"),

@@ -63,6 +63,8 @@ QWEN3_5 = Family(
     output_bias="attention_bias",
     qk_norm="head",
     partial_rotary=True,
+    mrope_sections=(11, 11, 10),
+    mrope_interleaved=True,
     spelling=qwen_spelling,
     finish=with_gated_delta_net,
     sizes=sizes(248320, 4096, 12288, 32, 16, 32768),
@@ -73,6 +75,7 @@ HYBRIDS: Mapping[str, Family] = {
     **KIMI,
     "qwen3_5_moe_text": replace(
         QWEN3_5,
+        stacked_experts="halves",
         experts=ExpertKeys(router="softmax", shared="by_size", renormalise=True),
         sizes=sizes(248320, 2048, 512, 40, 16, 32768),
         defaults={

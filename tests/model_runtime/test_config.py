@@ -17,13 +17,20 @@ from tests.checkpoints import SMALL
 
 LLAMA: dict[str, object] = {"model_type": "llama"} | SMALL
 MROPE: dict[str, object] = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}
+STATES = {
+    "num_hidden_layers": 4,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}
+    | {"rope_theta": 10000.0},
+}
 EXTRA: dict[str, dict[str, object]] = {
     "qwen2_vl_text": MROPE,
     "llama4_text": {"intermediate_size_mlp": 96},
     "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 16},
     "qwen3_vl_text": MROPE,
     "qwen3_vl_moe_text": MROPE,
-    **{family: {"num_hidden_layers": 4} for family in ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")},
+    "qwen3_next": {"num_hidden_layers": 4},
+    "qwen3_5_text": STATES,
+    "qwen3_5_moe_text": STATES,
     "kimi_linear": {
         "num_hidden_layers": 5,
         "num_key_value_heads": 4,

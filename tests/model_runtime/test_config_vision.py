@@ -28,6 +28,18 @@ QWEN_VL: dict[str, object] = {
     "max_window_layers": 28,
     "eos_token_id": 151645,
 }
+QWEN_STATES: dict[str, object] = {
+    "eos_token_id": 248044,
+    "num_hidden_layers": 24,
+    "full_attention_interval": 4,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+}
 PUBLISHED: dict[str, dict[str, object]] = {
     "llava 1.5": {
         **TOWER,
@@ -97,6 +109,16 @@ PUBLISHED: dict[str, dict[str, object]] = {
         "model_type": "qwen2_5_vl",
         "vision_config": {},
         "text_config": {"model_type": "qwen2_5_vl", "tie_word_embeddings": True, **QWEN_VL},
+    },
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "vision_config": {},
+        "text_config": {"hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2, **QWEN_STATES},
+    },
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe",
+        "vision_config": {"deepstack_visual_indexes": []},
+        "text_config": {"num_experts_per_tok": 8, "intermediate_size": 512, **QWEN_STATES},
     },
     "qwen3_vl": {
         "model_type": "qwen3_vl",

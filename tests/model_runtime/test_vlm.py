@@ -58,6 +58,7 @@ NEIGHBOURS: tuple[tuple[Messages, list[int]], ...] = (
 
 PLAIN_TOO = ("llava-clip", "llava_next", "gemma3", "qwen2_5_vl", "qwen3_vl", "kimi_k25")
 """Computed with plain torch as well; between them they use every operation."""
+WITH_STATES = ("qwen3_5",)
 UNCUT = ("gemma3", "gemma3-wide-window", "smolvlm")
 """Images that attend in both directions are never cut; spans of one embedding cannot be."""
 
@@ -150,10 +151,18 @@ def test_images_and_text_meet_on_one_device(case: Case) -> None:
         score=ScoreRows(),
     )
     rows = ImageRows(start=0, embeddings_NC=features.embeddings_NO, deepstack_NC=features.deepstack_NO)
+    if model.config.delta is not None:  # states are in the memory of the machine
+        return
     kv = allocate_caches(model.config, 1, 256, torch.bfloat16, device)
     batch = make_batch(plan, 256, images=(rows,))
     if model.config.experts is None:  # whose router asks who has tokens
         assert model.decoder.forward(upload(batch, device), kv).device == device
+
+
+def shared_blocks(case: Case, common: int) -> int:
+    """Tokens that a text finds which begins as one before did, but for a model with states, which has kept none where
+    two texts part for the first time."""
+    return 0 if case.name in WITH_STATES else common // 16 * 16
 
 
 def visible(outcome: Outcome) -> tuple[object, ...]:
@@ -205,7 +214,7 @@ def test_another_picture_of_the_same_size_is_another_question(case: Case) -> Non
     assert texts[0] == texts[1] == texts[3] != texts[2]
     before, length = questions[0].images.spans[0].offset, len(questions[0].prompt_ids)
     all_blocks = (length - 1) // 16 * 16
-    assert [outcome.cached_tokens for outcome in outcomes] == [0, all_blocks, before // 16 * 16, all_blocks]
+    assert [outcome.cached_tokens for outcome in outcomes] == [0, all_blocks, shared_blocks(case, before), all_blocks]
     assert all_blocks > before
     assert runtime.num_jobs == 2
 
@@ -223,7 +232,7 @@ def test_another_question_about_the_same_picture(case: Case) -> None:
     assert visible(outcome) == expected
     pairs = zip(first.prompt_ids, second.prompt_ids, strict=False)
     common = next(index for index, (one, other) in enumerate(pairs) if one != other)
-    assert outcome.cached_tokens == common // 16 * 16
+    assert outcome.cached_tokens == shared_blocks(case, common)
     span = second.images.spans[0]
     if case.name.startswith("gemma3"):
         assert span.offset < outcome.cached_tokens < span.offset + span.length

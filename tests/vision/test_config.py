@@ -12,6 +12,8 @@ from transformers import (
     Mistral3Config,
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
     SmolVLMConfig,
@@ -90,6 +92,8 @@ CASES: dict[str, tuple[object, object, int]] = {
     ),
     "qwen2_vl": (Qwen2VLImageProcessorPil(), Qwen2VLConfig(), 2 * 4),
     "qwen2_5_vl": (Qwen2VLImageProcessorPil(), Qwen2_5_VLConfig(), 2 * 4),
+    "qwen3_5": (Qwen2VLImageProcessorPil(patch_size=16, **HALF), Qwen3_5Config(), 2 * 3),
+    "qwen3_5_moe": (Qwen2VLImageProcessorPil(patch_size=16, **HALF), Qwen3_5MoeConfig(), 2 * 3),
     "qwen3_vl": (Qwen2VLImageProcessorPil(patch_size=16, **HALF), Qwen3VLConfig(), 2 * 3),
     "qwen3_vl_moe": (Qwen2VLImageProcessorPil(patch_size=16, **HALF), Qwen3VLMoeConfig(), 2 * 3),
     "internvl": (
@@ -152,7 +156,8 @@ def test_fingerprints_differ_between_recipes_and_are_stable() -> None:
     # these share recipe, markup and token
     assert fingerprints["qwen2_vl"] == fingerprints["qwen2_5_vl"]
     assert fingerprints["qwen3_vl"] == fingerprints["qwen3_vl_moe"]
-    assert len(set(fingerprints.values())) == len(CASES) - 2
+    assert fingerprints["qwen3_5"] == fingerprints["qwen3_5_moe"]
+    assert len(set(fingerprints.values())) == len(CASES) - 3
     assert fingerprints == {name: read(name).fingerprint() for name in CASES}
     assert all(len(one) == 64 for one in fingerprints.values())
 

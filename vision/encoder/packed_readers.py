@@ -199,7 +199,15 @@ def _qwen3_merger_keys(prefix: str) -> MergeKeys:
 
 def qwen3_vl(config: Section, text_hidden_size: int) -> VisionTowerConfig:
     """Qwen3-VL: learned positions besides the rotary ones, and deepstack."""
-    vision = config.section("vision_config", QWEN3_DEFAULTS)
+    return _qwen3(config.section("vision_config", QWEN3_DEFAULTS), text_hidden_size)
+
+
+def qwen3_5(config: Section, text_hidden_size: int) -> VisionTowerConfig:
+    """Qwen3.5: the same without deepstack."""
+    return _qwen3(config.section("vision_config", {**QWEN3_DEFAULTS, "deepstack_visual_indexes": ()}), text_hidden_size)
+
+
+def _qwen3(vision: Section, text_hidden_size: int) -> VisionTowerConfig:
     vision.must_be("out_hidden_size", text_hidden_size)
     layers, depth = vision.integers("deepstack_visual_indexes"), vision.integer("depth")
     if list(layers) != sorted(set(layers)) or not all(0 <= layer < depth for layer in layers):

@@ -30,6 +30,8 @@ READERS: Mapping[str, tuple[Json, Reader]] = {
     "gemma3": ({"mm_tokens_per_image": 256}, fixed_readers.gemma3),
     "qwen2_vl": ({}, packed_readers.qwen2_vl),
     "qwen2_5_vl": ({}, packed_readers.qwen2_5_vl),
+    "qwen3_5": ({}, packed_readers.qwen3_5),
+    "qwen3_5_moe": ({}, packed_readers.qwen3_5),
     "qwen3_vl": ({}, packed_readers.qwen3_vl),
     "qwen3_vl_moe": ({}, packed_readers.qwen3_vl),
     "kimi_k25": (kimi_reader.PROJECTOR_DEFAULTS, kimi_reader.kimi_k25),
