@@ -16,12 +16,14 @@ from server.validate.result import Check, StageResult, checked, skipped
 from server.validate.serving import LocalServer
 
 TEXT = Path(__file__).parent.parent / "quality_text.txt"
-LENGTHS = (40, 5, 64, 17, 130, 16, 250, 100)
+LENGTHS = (40, 5, 300, 17, 130, 16, 64, 100)
 """Of the prompts: below, at and above the edges of blocks, and more than a step computes at once."""
 SAME = "what depends on the rest of a step: an operation that is not the same in every batch, or wrong blocks"
 MOST_CHARACTERS = 4000
 NOTHING: Mapping[str, object] = MappingProxyType({})
 SEEDED: Mapping[str, object] = MappingProxyType({"temperature": 1.0, "seed": 7})
+MOST_SENT = 200_000
+"""Tokens of a prompt that is to be refused; a body of a megabyte."""
 ROUNDING = 1e-3
 """Of a log-probability that was computed in another way."""
 
@@ -36,7 +38,7 @@ class Asker:
         most = self.model.max_model_len - 1
         text = TEXT.read_text(encoding="utf-8")[: min(most // 2, MOST_CHARACTERS)]
         ids = itertools.cycle(post(self.http, "/tokenize", {"prompt": text})["tokens"])
-        lengths = [min(length, most - self.effort.output_tokens) for length in LENGTHS[: self.effort.prompts]]
+        lengths = [max(1, min(length, most - self.effort.output_tokens)) for length in LENGTHS[: self.effort.prompts]]
         self.prompts = [list(itertools.islice(ids, length)) for length in lengths]
 
     def body(self, prompt: Sequence[int], salt: str, more: Mapping[str, object] = NOTHING) -> Body:
@@ -99,8 +101,10 @@ def _again(asker: Asker, gate: Gate, first: Sequence[Answer]) -> list[Check]:
     if not gate.config.scheduler.enable_prefix_caching:
         return [same, skipped("prefix cache is used", "it is switched off")]
     longest = max(range(len(again)), key=lambda index: len(asker.prompts[index]))
-    found = again[longest].cached_tokens
-    problem = "" if found else f"nothing of {len(asker.prompts[longest])} tokens was found there a second time"
+    found, length = again[longest].cached_tokens, len(asker.prompts[longest])
+    if length <= gate.block_size:
+        return [same, skipped("prefix cache is used", f"no prompt is longer than a block of {gate.block_size}")]
+    problem = "" if found else f"nothing of {length} tokens was found there a second time"
     return [
         same,
         checked("prefix cache is used", problem, "the keys of blocks, or what evicts them", f"{found} tokens"),
@@ -167,6 +171,8 @@ def _ends(asker: Asker, answer: Answer) -> list[Check]:
 def _limit(asker: Asker) -> Check:
     """A prompt of one token more than the model takes is refused before anything is computed."""
     name, tokens = "a prompt that is too long is refused with 400", asker.model.max_model_len + 1
+    if tokens > MOST_SENT:
+        return skipped(name, f"{tokens} tokens are more than is sent for this")
     try:
         complete(asker.http, asker.body((asker.prompts[0] * tokens)[:tokens], "limit"))
     except Refused as error:

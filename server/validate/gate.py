@@ -14,6 +14,8 @@ from server.validate.settings import Settings
 REQUEST_SECONDS = 600.0
 CLOSE = 0.05
 """By how much log-probabilities may differ where nothing promises the same bits: on a GPU, and with plain torch."""
+DEVICE_BLOCK = 256
+"""Tokens of a block on a GPU, whatever is set."""
 LOG = "server.log"
 
 Told = Callable[[float, str], None]
@@ -50,6 +52,12 @@ class Gate:
     def is_embedded(self) -> bool:
         """Whether it is the model whose answers are known."""
         return self.config.model == EMBEDDED
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block of the prefix cache."""
+        runtime, asked = self.config.runtime, self.config.scheduler.block_size
+        return (asked if runtime.device == "cpu" else DEVICE_BLOCK) * runtime.context_parallel_size
 
     def server(self) -> LocalServer:
         """The server with the options that were given. Raises ServerDidNotStart."""

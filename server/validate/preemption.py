@@ -14,7 +14,7 @@ def run(gate: Gate) -> StageResult:
     """The stage. Raises Refused, httpx.HTTPError, ServerDidNotStart."""
     length = min(LENGTH, gate.facts().max_model_len)
     gate.close()  # its memory is wanted
-    block = gate.config.scheduler.block_size * gate.config.runtime.context_parallel_size
+    block = gate.block_size
     blocks = -(-length // block)
     gate.told(0.1, "starting a server with few blocks")
     small = ("--max-model-len", str(length), "--num-kv-blocks", str(blocks), "--data-parallel-size", "1")

@@ -32,10 +32,10 @@ def run(gate: Gate) -> StageResult:
     """The stage. Raises Refused, httpx.HTTPError, ServerDidNotStart."""
     length = min(LENGTH, gate.facts().max_model_len)
     gate.close()  # its memory is wanted
-    block = gate.config.scheduler.block_size * gate.config.runtime.context_parallel_size
+    block = gate.block_size
     blocks = SEQUENCES * -(-length // block)
     gate.told(0.0, "starting a server with small pools")
-    small = ("--max-model-len", str(length), "--num-kv-blocks", str(blocks), "--encoder-cache-bytes", "16MiB")
+    small = ("--max-model-len", str(length), "--num-kv-blocks", str(blocks))
     with gate.other_server(small) as server:
         asker = Asker(gate, server)
         bodies = mix(asker)

@@ -26,6 +26,7 @@ IDS = tuple(random.Random(0).randrange(3, VOCAB_SIZE) for _ in range(LENGTH))
 
 def made(folder: Path, family: str, **overrides: object) -> tuple[PreTrainedModel, Product]:
     sizes: dict[str, object] = {"max_position_embeddings": LENGTH, "num_hidden_layers": LAYERS}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     model = make_checkpoint(folder, family, sizes | overrides)
     return model, load_product(folder, RuntimeConfig(), lambda fraction: None)
 
