@@ -13,6 +13,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_file import GgufValue, read_gguf
 from model_runtime.weights.json_file import read_json_if_any
+from server.prompt.tiktoken_file import FILE as TIKTOKEN
+from server.prompt.tiktoken_file import read_tiktoken
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -53,24 +55,14 @@ class TokenizerSource:
 
 
 def read_source(model_path: Path) -> TokenizerSource:
-    """From a folder with `tokenizer.json` or from a GGUF file. Raises CheckpointError."""
+    """From a folder with `tokenizer.json`, or Moonshot's `tiktoken.model`, or from a GGUF file. Raises
+    CheckpointError."""
     return _from_gguf(model_path) if model_path.is_file() else _from_folder(model_path)
 
 
 def _from_folder(folder: Path) -> TokenizerSource:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(
-            f"{folder} has no tokenizer.json, and no other file of a tokenizer is read; transformers makes one: "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    try:
-        fast = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-        raise CheckpointError(f"{path} is not a tokenizer: {error}") from None
-    fast.no_truncation()
-    fast.no_padding()
     config = read_json_if_any(folder / "special_tokens_map.json") | read_json_if_any(folder / "tokenizer_config.json")
+    fast = _fast(folder, config)
     variables = {name: _content(config[name]) for name in _SPECIAL_NAMES if config.get(name)}
     extra = config.get("additional_special_tokens") or []
     named = [*variables.values(), *map(_content, extra if isinstance(extra, list) else [])]
@@ -81,6 +73,32 @@ def _from_folder(folder: Path) -> TokenizerSource:
         chat_template=_folder_template(folder, config),
         special_variables=variables,
     )
+
+
+def _fast(folder: Path, config: dict[str, object]) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file() and (folder / TIKTOKEN).is_file():
+        return read_tiktoken(folder, config, byte_level_alphabet())
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json and no {TIKTOKEN}, and no other file of a tokenizer is read; transformers "
+            "makes one: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    try:
+        fast = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+        raise CheckpointError(f"{path} is not a tokenizer: {error}") from None
+    fast.no_truncation()
+    fast.no_padding()
+    return fast
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """Character -> byte of GPT-2's byte-level spelling: printable Latin-1 stands for itself, the other 68 bytes for
+    U+0100, U+0101, ... in order (`bytes_to_unicode` in GPT-2's encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def _unflagged(fast: tokenizers.Tokenizer, named: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ import tokenizers
 
 from model_runtime.weights.errors import CheckpointError
 from scheduler.plan import ints
-from server.prompt.source import TokenizerSource, read_source
+from server.prompt.source import TokenizerSource, byte_level_alphabet, read_source
 
 MARK = "\ufdd0"
 """A noncharacter (Unicode 23.7); begins every alias. Where a text spells an alias, its MARK gets an alias too, and it
@@ -210,7 +210,7 @@ def _all_token_bytes(
     it: byte-level BPE spells each byte as a character, SentencePiece spells a space as U+2581 and bytes as <0x0A>."""
     decoder = fast.decoder
     if decoder is not None and decoder.decode(["Ġ"]) == " ":
-        table = _byte_level_alphabet()
+        table = byte_level_alphabet()
         found = [_byte_level_bytes(token, table) for token in tokens]
         found = [added[id].content.encode() if id in added else value for id, value in enumerate(found)]
         return found, False
@@ -218,14 +218,6 @@ def _all_token_bytes(
         has_byte_tokens = decoder.decode(["a", "<0x42>"]) == "aB"
         return [_sentencepiece_bytes(token, has_byte_tokens) for token in tokens], decoder.decode(["▁b"]) == "b"
     raise CheckpointError("the tokenizer's decoder is neither byte-level nor SentencePiece; it is not supported")
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte of GPT-2's byte-level spelling: printable Latin-1 stands for itself, the other 68 bytes for
-    U+0100, U+0101, ... in order (`bytes_to_unicode` in GPT-2's encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def _byte_level_bytes(token: str, alphabet: dict[str, int]) -> bytes:
