@@ -24,7 +24,6 @@ from model_runtime.memory_images import ImageMemory, encode_bytes, image_pixels
 from model_runtime.memory_steps import FLOAT_BYTES, step_bytes
 from model_runtime.memory_weights import (
     PlannedWeights,
-    WeightGroup,
     WeightPart,
     planned_weights,
     vision_bytes,
@@ -42,14 +41,26 @@ from model_runtime.weights.load import Precision, check_keys
 from scheduler.config import SchedulerConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """A checkpoint with what plans of any layout have in common."""
+    """A checkpoint with what plans of any layout have in common. Raises CheckpointError for files that do not fit the
+    architecture."""
 
-    opened: Opened
-    groups: list[WeightGroup]
-    vision: Mapping[WeightPart, int]
-    """Bytes of its image side."""
+    def __init__(self, opened: Opened) -> None:
+        self.opened, one_expert = opened, opened.is_declared
+        table = decoder_table(opened.config, first_expert_only=one_expert)
+        if not one_expert:
+            check_keys(table, opened.source, opened.ignores)
+        self._groups = weight_groups(table, opened.source, one_expert=one_expert)
+        self._planned: dict[tuple[Share, Precision, Ops], PlannedWeights] = {}
+        self.vision: Mapping[WeightPart, int] = {} if opened.side is None else vision_bytes(opened.side)
+        """Bytes of its image side."""
+
+    def weights(self, share: Share, how: Precision, ops: Ops) -> PlannedWeights:
+        """What a rank has of the decoder. Many layouts have the same shares."""
+        key = share, how, ops
+        if key not in self._planned:
+            self._planned[key] = planned_weights(self._groups, self.opened.source, share, how, ops)
+        return self._planned[key]
 
     @property
     def num_parameters(self) -> int:
@@ -59,22 +70,9 @@ class Outline:
         decoder = sum(
             sum(parameter.rows * (parameter.columns or 1) for parameter in group.alike)
             * (copies if group.stand_for_all else 1)
-            for group in self.groups
+            for group in self._groups
         )
         return decoder + (0 if self.opened.side is None else self.opened.side.num_parameters)
-
-
-def outline(opened: Opened) -> Outline:
-    """Raises CheckpointError for files that do not fit the architecture."""
-    one_expert = opened.is_declared
-    table = decoder_table(opened.config, first_expert_only=one_expert)
-    if not one_expert:
-        check_keys(table, opened.source, opened.ignores)
-    return Outline(
-        opened=opened,
-        groups=weight_groups(table, opened.source, one_expert=one_expert),
-        vision={} if opened.side is None else vision_bytes(opened.side),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ def plan_rank(
         raise PlanError(problem)
     shares = rank_shares(opened.config, layout.sizes, whole_experts=runtime.enable_expert_parallel)
     share = shares[layout.rank]
-    needs = rank_needs(outline(opened), share, layout, runtime, scheduler, device, ops, budget)
+    needs = rank_needs(Outline(opened), share, layout, runtime, scheduler, device, ops, budget)
     weights, block_bytes = _draft_needs(opened, needs, runtime, scheduler, device, ops)
     needs = replace(needs, draft_weights=weights, block_bytes=needs.block_bytes + block_bytes)
     return needs, needs.pool(runtime, scheduler, budget)
@@ -165,7 +163,7 @@ def rank_needs(
     """Of the rank of `layout` that has `share`; blocks are as long as the device wants them. The budget decides how
     large images may be. Raises PlanError for an image cache that is too small."""
     how = _precision(runtime)
-    weights = planned_weights(model.groups, model.opened.source, share, how, ops)
+    weights = model.weights(share, how, ops)
     own = share.narrowed(model.opened.config)
     dtype = activation_dtype(device, weights.embedding, exact=not how.integer_rows)
     kv_type = storage_type(runtime.kv_cache_dtype, usual_kv_dtype(dtype, weights.integer_rows))
@@ -214,7 +212,7 @@ def _draft_needs(
         return 0, 0
     draft = open_checkpoint(Path(config.model).expanduser())
     share = rank_shares(draft.config, (needs.layout.tensor_size, 1, 1), whole_experts=False)[needs.share.rank]
-    own = rank_needs(outline(draft), share, needs.layout, runtime, scheduler, device, ops, budget=0)
+    own = rank_needs(Outline(draft), share, needs.layout, runtime, scheduler, device, ops, budget=0)
     return own.weights.total, own.block_bytes
 
 

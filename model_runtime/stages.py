@@ -7,6 +7,7 @@ the output matrix, and the first layers that take features of images.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 
 from model_runtime.architecture import ModelConfig
@@ -18,7 +19,7 @@ from model_runtime.share import Part, Share, split, whole_experts_of
 def stage_layers(config: ModelConfig, num_stages: int) -> tuple[Part, ...]:
     """The layers of so many stages. Raises PlanError where there are too few."""
     head = config.vocab_size * config.hidden_size if config.has_output else 0
-    costs = [_numbers_read(config, layer) for layer in range(config.num_layers)]
+    costs = _costs(config)
     if config.depth_group and num_stages > 1:
         raise PlanError(
             "layers of this model take what groups of earlier layers came to, which stages do not hand on: "
@@ -66,6 +67,12 @@ def balanced(costs: Sequence[int], first_cost: int, num_stages: int, least_first
             for end in range(least_first + stage, last + 1)
         }
     return best[last][1]
+
+
+@lru_cache(maxsize=8)
+def _costs(config: ModelConfig) -> tuple[int, ...]:
+    """Of each layer; asked for again for every layout that is planned."""
+    return tuple(_numbers_read(config, layer) for layer in range(config.num_layers))
 
 
 def _numbers_read(config: ModelConfig, layer: int) -> int:

@@ -48,14 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan and print; EXIT_DOES_NOT_FIT where nothing that serve accepts does. Raises OptionError, ModelNotFound,
     EmbeddedModelMissing and CheckpointError."""
     devices = _devices(arguments)
-    from model_runtime.planning import outline
+    from model_runtime.planning import Outline
     from server.plan.candidates import candidates
     from server.plan.choice import recommended
     from server.plan.show import as_json, as_text
 
     opened = open_model(arguments.model)
     asked = _asked(arguments, opened.config.max_position)
-    model = outline(opened)
+    model = Outline(opened)
     found = candidates(model, devices, asked)
     if arguments.json:
         print(json.dumps(as_json(arguments.model, model, devices, asked, found), indent=2))

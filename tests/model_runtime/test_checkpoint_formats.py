@@ -12,11 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model_runtime.checkpoint import LoadedModel, load_model
-from model_runtime.memory_weights import planned_weights
 from model_runtime.opening import Opened, open_checkpoint, open_configuration
 from model_runtime.ops import load_ops
 from model_runtime.parallel import Collectives
-from model_runtime.planning import outline
+from model_runtime.planning import Outline
 from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.load import Precision
@@ -147,8 +146,7 @@ def load(folder: Path, collectives: Collectives | None = None, kernels: str = "a
 
 def planned_bytes(opened: Opened) -> int:
     """Of the weights of one rank."""
-    model = outline(opened)
-    return planned_weights(model.groups, opened.source, split(opened.config, 1)[0], HOW, load_ops(DEVICE, "auto")).total
+    return Outline(opened).weights(split(opened.config, 1)[0], HOW, load_ops(DEVICE, "auto")).total
 
 
 def difference(found: Tensor, expected: Tensor) -> float:

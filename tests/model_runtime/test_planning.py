@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_runtime.memory_weights import planned_weights
 from model_runtime.models.decoder import decoder_table
 from model_runtime.opening import open_checkpoint, open_configuration
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import Ops, select
-from model_runtime.planning import Outline, outline
+from model_runtime.planning import Outline
 from model_runtime.share import Share
 from model_runtime.stages import rank_shares
 from model_runtime.weights.load import Precision, load_parameters
@@ -49,13 +48,13 @@ def loaded(model: Outline, share: Share, how: Precision, ops: Ops) -> Parameters
 @pytest.mark.parametrize("name", ["llama", "gguf", "qwen2_moe", "gpt_oss", "minimax_m2", "deepseek"])
 def test_weights_take_what_is_planned(name: str, tmp_path: Path) -> None:
     """To the byte, packed by compiled kernels and as on a GPU."""
-    model = outline(open_checkpoint(make(tmp_path, name)))
+    model = Outline(open_checkpoint(make(tmp_path, name)))
     for sizes in SIZES:
         for whole in (False, True) if model.opened.config.experts is not None and sizes[0] > 1 else (False,):
             for share in rank_shares(model.opened.config, sizes, whole_experts=whole):
                 for how in PRECISIONS:
                     for ops in (load_ops(DEVICE, "auto"), select("cuda")):
-                        planned = planned_weights(model.groups, model.opened.source, share, how, ops)
+                        planned = model.weights(share, how, ops)
                         found = loaded(model, share, how, ops)
                         assert planned.total == found.num_bytes, (sizes, whole, share.rank, how)
                         assert planned.integer_rows == found.integer_rows
@@ -63,26 +62,23 @@ def test_weights_take_what_is_planned(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_configuration_plans_what_its_files_would(name: str, tmp_path: Path) -> None:
-    files = outline(open_checkpoint(make(tmp_path, name)))
-    alone = outline(open_configuration(tmp_path / "config.json"))
+    files = Outline(open_checkpoint(make(tmp_path, name)))
+    alone = Outline(open_configuration(tmp_path / "config.json"))
     assert alone.num_parameters == files.num_parameters
     experts = alone.opened.config.experts
     for whole in (False,) if experts is None else (False, True):
         for share in rank_shares(alone.opened.config, (2, 1, 1), whole_experts=whole):
             for how in PRECISIONS:
-                expected, found = (
-                    planned_weights(model.groups, model.opened.source, share, how, select("any"))
-                    for model in (files, alone)
-                )
+                expected, found = (model.weights(share, how, select("any")) for model in (files, alone))
                 assert found == expected
 
 
 @pytest.mark.parametrize("name", ["llava-clip", "qwen3_vl", "gemma3", "kimi_k25"])
 def test_an_image_side_is_planned_with_files_and_without(name: str, tmp_path: Path) -> None:
     make_vlm(tmp_path, name)
-    files = outline(open_checkpoint(tmp_path))
+    files = Outline(open_checkpoint(tmp_path))
     (tmp_path / "model.safetensors").unlink()
-    alone = outline(open_configuration(tmp_path / "config.json"))
+    alone = Outline(open_configuration(tmp_path / "config.json"))
     assert alone.vision == files.vision
     assert set(files.vision) == {"vision tower", "projector"}
     assert alone.num_parameters == files.num_parameters
