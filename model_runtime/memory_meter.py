@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from model_runtime.config import RuntimeInfo
+from model_runtime.device import give_back_memory
 from scheduler.plan import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class MemoryMeter:
     """Reads how much memory is in use. Where nobody tells, it has always been 0."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._before = device, 0
+        self._device, self._before, self._used = device, 0, 0
 
     def used(self) -> int:
         """Bytes now, without mapped files."""
@@ -46,11 +47,14 @@ class MemoryMeter:
         elif CLEAR_REFS.exists():
             with suppress(OSError):  # some containers forbid it
                 CLEAR_REFS.write_text(RESET_PEAK)
-        self._before = self._most()
+        self._before, self._used = self._most(), self.used()
 
-    def peak(self) -> int:
-        """The most since `begin`, above what was in use then."""
-        return self._most() - self._before
+    def end(self) -> tuple[int, int]:
+        """(the most since `begin`, above what was in use then and what has stayed since; what has stayed)."""
+        most = self._most() - self._before
+        give_back_memory(self._device)
+        stayed = max(0, self.used() - self._used)
+        return max(0, most - stayed), stayed
 
     def _most(self) -> int:
         if self._device.type != "cpu":
@@ -95,6 +99,9 @@ class StepWatch:
     def ends(self) -> None:
         """A step has; if it is the one that is watched, its memory is logged."""
         if self._tokens:
-            words = "memory: largest step planned %s; one of %d tokens took %s, with its new keys and values"
-            logger.info(words, mib(self._info.step_bytes), self._tokens, mib(self._meter.peak()))
+            taken, stayed = self._meter.end()
+            words = (
+                "memory: largest step planned %s; one of %d tokens took %s, and %s stay: new keys and values, buffers"
+            )
+            logger.info(words, mib(self._info.step_bytes), self._tokens, mib(taken), mib(stayed))
             self._tokens = 0

@@ -64,7 +64,7 @@ class Split:
     def __str__(self) -> str:
         sizes = {"TP": self.tensor, "PP": self.stages, "CP": self.context, "DP": self.replicas}
         parts = [f"{name} {count}" for name, count in sizes.items() if count > 1]
-        return " ".join([*parts, "EP"] if self.whole_experts else parts) or "one device"
+        return " ".join([*parts, "EP"] if self.whole_experts else parts) or "one rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ def factors(count: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def splits(devices: Devices, has_experts: bool) -> list[Split]:
-    """All that use every device, and one device alone."""
+    """All that use every device, and one rank alone."""
     sizes = list(factors(devices.total, 4))
     sizes += [(1, 1, 1, 1)] if devices.total > 1 and devices.nodes == 1 else []
     return [

@@ -21,7 +21,7 @@ GRAMMAR = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Of one device, as far as it is known."""
+    """Of one device, or of the processors of a machine, as far as it is known."""
 
     bandwidth: float | None = None
     """Bytes of its memory a second."""

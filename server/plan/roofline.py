@@ -50,13 +50,14 @@ def _seconds(
     candidate: Candidate, fit: Fit, needs: RankNeeds, devices: Devices, tokens: int, context: int, sequences: int
 ) -> float:
     """Of a step of so many tokens, with so many keys before each, of so many sequences."""
-    speed = devices.speed
+    speed, config, split = devices.speed, needs.own, candidate.split
     assert speed.bandwidth is not None and speed.flops is not None, "rates of devices of unknown speed"
-    config, split = needs.own, candidate.split
+    # ranks on processors share what the machine has
+    sharers = split.devices // devices.nodes if devices.kind == "cpu" else 1
     share = 1 / split.context
     read = weights_read(needs, config, tokens) + sequences * share * keys_read(needs, context)
     computed = tokens * share * (2 * active_numbers(needs, config) + attention_flops(needs, config, context))
-    return max(read / speed.bandwidth, computed / speed.flops) + _sending(candidate, needs, devices, tokens)
+    return sharers * max(read / speed.bandwidth, computed / speed.flops) + _sending(candidate, needs, devices, tokens)
 
 
 def _is_head_here(needs: RankNeeds) -> bool:

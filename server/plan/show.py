@@ -57,7 +57,7 @@ def _about(name: str, model: Outline, devices: Devices, asked: Asked) -> Iterato
 def _title(name: str) -> str:
     """What a path is about: the folder of a config.json says more than its name."""
     path = Path(name).expanduser().absolute()
-    return path.parent.name if path.suffix == ".json" else path.name
+    return path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
 
 
 def command_line(name: str, candidate: Candidate, asked: Asked) -> str:
@@ -96,7 +96,8 @@ def _nothing_fits(found: Sequence[Candidate], devices: Devices, asked: Asked) ->
         return
     way = f"{closest.split}, weights {closest.quantization}, KV {closest.kv_type}"
     if closest.refused and closest.fits:
-        yield f"What fits, this version refuses. {way} fits: {closest.refused}."
+        yield f"What fits, this version refuses. {way} fits:"
+        yield f"{closest.refused}."
     elif closest.fit is not None and closest.fit.pool is not None:
         yield f"Not all sequences fit at full length. Closest is {way}: {closest.problem}."
         yield "Lower --context or --concurrency; serve would start, and let sequences wait."

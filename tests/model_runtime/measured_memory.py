@@ -73,7 +73,7 @@ def measure(path: Path, tokens: int, sequences: int, side: int) -> dict[str, int
     runner.run(plan)  # what threads and libraries keep for themselves is not the step's
     meter.begin()
     runner.run(plan)
-    taken = meter.peak()
+    taken, _ = meter.end()
     return {
         "weights": info.weight_bytes,
         "weights taken": loaded - before,

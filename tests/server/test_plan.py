@@ -94,7 +94,7 @@ def test_the_command_line_comes_first_and_lines_are_short(config: Path, capsys: 
     assert max(len(line) for line in lines if "serve" not in line) <= 120
     table = lines[next(index for index, line in enumerate(lines) if line.startswith("layout")) :]
     assert [line.split("  ")[0] for line in table[1:7]] == [
-        "one device",
+        "one rank",
         "DP 4",
         "TP 2 DP 2",
         "CP 2 DP 2",
@@ -139,14 +139,14 @@ def test_rates_are_bounded_by_what_a_step_reads(config: Path, capsys: pytest.Cap
 def test_what_does_not_fit_has_numbers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, config, "--devices", "cpu", "--memory-budget", "1MiB")
     assert code == 1
-    assert "Nothing fits. Closest is one device, weights int4, KV int8: needs" in out
+    assert "Nothing fits. Closest is one rank, weights int4, KV int8: needs" in out
     assert "for one sequence, has 1.0 MiB." in out
     fixed = (config, "--quantization", "none", "--kv-cache-dtype", "auto", "--concurrency", 40, "--memory-budget")
     _, out, _ = run(capsys, *fixed, "1GiB", "--json")
     parts = json.loads(out)["candidates"][0]["fullest_rank"]["parts"]
     code, out, _ = run(capsys, *fixed, str(sum(parts.values()) - parts["keys and values"] // 40))
     assert code == 1
-    assert "Not all sequences fit at full length. Closest is one device, weights none, KV auto: holds 39 of 40" in out
+    assert "Not all sequences fit at full length. Closest is one rank, weights none, KV auto: holds 39 of 40" in out
 
 
 def test_what_serve_refuses_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
