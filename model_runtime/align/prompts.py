@@ -37,6 +37,12 @@ def seeded_prompts(lengths: Sequence[int], vocab_size: int) -> Prompts:
     return tuple(tuple(draw.randrange(vocab_size) for _ in range(length)) for length in lengths)
 
 
+def cut_prompts(text: Sequence[int], lengths: Sequence[int]) -> Prompts:
+    """One piece of a text after the other."""
+    ends = list(accumulate(lengths))
+    return tuple(tuple(text[end - length : end]) for length, end in zip(lengths, ends, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A plan, and the rows of all prompts together that its tokens are."""

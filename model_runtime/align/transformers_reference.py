@@ -10,7 +10,7 @@ Legend: L tokens of a prompt, C hidden size, N experts.
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from model_runtime.align.places import is_place, layer_of, module_path
-from model_runtime.align.prompts import Prompts, lengths_for, seeded_prompts
+from model_runtime.align.prompts import Prompts, cut_prompts, lengths_for, seeded_prompts
 from model_runtime.align.reference import DTYPES, DtypeName, Reference
 from model_runtime.align.transformers_model import load_filled, load_transformers
 from model_runtime.architecture import ModelConfig
@@ -237,13 +237,15 @@ def run_transformers(model: nn.Module, config: ModelConfig, prompts: Prompts, dt
     )
 
 
-def reference_of(path: Path, dtype: DtypeName, quantization: Quantization) -> Reference:
-    """Of a checkpoint, for prompts that fit it. What the product holds as integers is compared with the floats that
-    these mean, and beside it are the logits of the checkpoint's own floats, if it has them. Raises CheckpointError."""
+def reference_of(path: Path, dtype: DtypeName, quantization: Quantization, text: Sequence[int]) -> Reference:
+    """Of a checkpoint, for prompts that fit it, from the beginning of `text` as far as there is any. What the product
+    holds as integers is compared with the floats that these mean, and beside it are the logits of the checkpoint's own
+    floats, if it has them. Raises CheckpointError."""
     opened = open_checkpoint(path)
     config = opened.config
     lengths = lengths_for((*config.sliding_windows, *config.attention_chunks), config.max_position)
-    prompts = seeded_prompts(lengths, config.vocab_size)
+    is_enough = len(text) >= sum(lengths) and max(text) < config.vocab_size
+    prompts = cut_prompts(text, lengths) if is_enough else seeded_prompts(lengths, config.vocab_size)
     stored = any(tensor.format is not None for tensor in opened.source.values())
     if quantization == "none" and not stored:
         return run_transformers(load_transformers(path, DTYPES[dtype]), config, prompts, DTYPES[dtype])

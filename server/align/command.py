@@ -6,15 +6,18 @@ A process of its own. The reference is transformers, or a file that `--dump` wro
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_runtime.config import Quantization
+from model_runtime.weights.errors import CheckpointError
 from server.align.report import as_json, page, show
 from server.config import add_arguments as add_options
 from server.config import resolve
 from server.models import resolve_model
 from server.options import OptionError
+from server.quality_command import TEXT
 
 if TYPE_CHECKING:
     from model_runtime.align.reference import Reference
@@ -64,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     except PlanError as error:
         raise OptionError(str(error)) from None
     found = align(ranks, reference)
-    computes = ranks[0].computes + (f", {len(ranks)} ranks" if len(ranks) > 1 else "")
+    product = f"{ranks[0].computes}: {ranks[0].precisions.words}"
+    computes = product + (f", {len(ranks)} ranks" if len(ranks) > 1 else "")
     title = f"{model.name} against {reference.made_by}"
     if arguments.json is not None:
         _write(arguments.json, json.dumps(as_json(found, title), indent=1))
@@ -84,8 +88,19 @@ def _reference(model: Path, arguments: argparse.Namespace, quantization: Quantiz
     from model_runtime.align.transformers_reference import reference_of
 
     if arguments.reference == TRANSFORMERS:
-        return reference_of(model, arguments.dtype, quantization)
+        return reference_of(model, arguments.dtype, quantization, _text(model))
     return load_reference(Path(arguments.reference))
+
+
+def _text(model: Path) -> Sequence[int]:
+    """Tokens of a text, if the checkpoint has a tokenizer."""
+    from server.prompt.tokenizer import load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(model)
+    except CheckpointError:
+        return ()
+    return tokenizer.encode(TEXT.read_text(encoding="utf-8"), add_special_tokens=False, allow_special=False)
 
 
 def _dump(model: Path, arguments: argparse.Namespace, quantization: Quantization) -> int:

@@ -73,7 +73,7 @@ def _loss_line(loss: "LogitsDifference") -> str:
 
 def _row(place: "PlaceReport") -> tuple[str, ...]:
     own = place.own
-    numbers = (f"{own.max_abs:.2e}", f"{own.max_rel:.2e}", f"{own.cosine:.8f}", f"{place.limit:.1e}")
+    numbers = (f"{own.max_abs:.1e}", f"{own.max_rel:.1e}", f"{own.cosine:.7f}", f"{place.limit:.1e}")
     return (place.place, place.operation, *numbers)
 
 
@@ -81,8 +81,8 @@ def show(found: "Alignment", title: str, computes: str) -> None:
     """In the terminal: of each kind of operation the worst place."""
     console = Console(highlight=False)
     console.print(f"{title}, product with {computes}", markup=False)
-    table = Table("kind", box=None, pad_edge=False, header_style="bold")
-    for name in ("worst place", *HEAD[2:]):
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("kind", "worst place", *HEAD[2:]):
         table.add_column(name, no_wrap=True)
     for place in worst_by_kind(found):
         shown, _, *numbers = _row(place)

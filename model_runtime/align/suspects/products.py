@@ -35,7 +35,7 @@ def of_linear(scene: Scene) -> Iterator[str]:
         yield "tied embeddings: the product takes the embedding for the output matrix, the reference has another one"
         return
     factor, rest = factor_of(own_LN, y_LN)
-    if rest < scene.close:
+    if rest < scene.close and abs(factor - 1) > scene.close:
         yield f"missing scale: the reference's result is {factor:.6g} times the product's"
         return
     yield from _other_matrix(scene, y_LN)

@@ -15,7 +15,7 @@ from model_runtime.align.suspects.scene import Scene, factor_of, left_over
 def of_embedding(scene: Scene) -> Iterator[str]:
     """What differs from what the product's first layer takes."""
     factor, rest = factor_of(scene.found_LX, scene.expected_LX)
-    if rest < scene.close:
+    if rest < scene.close and abs(factor - 1) > scene.close:
         root = scene.config.hidden_size**0.5
         why = ", the root of the hidden size" if abs(factor * scene.config.embedding_scale / root - 1) < 0.01 else ""
         yield (
