@@ -9,7 +9,17 @@ from typing import Literal, TypeAlias
 from model_runtime.pooling_config import PoolingChoice
 
 ToolCallParser: TypeAlias = Literal[
-    "auto", "deepseek_v3", "deepseek_v31", "kimi_k2", "mistral", "qwen3_coder", "glm45", "hermes", "llama3_json", "json"
+    "auto",
+    "deepseek_v3",
+    "deepseek_v31",
+    "kimi_k2",
+    "harmony",
+    "mistral",
+    "qwen3_coder",
+    "glm45",
+    "hermes",
+    "llama3_json",
+    "json",
 ]
 
 

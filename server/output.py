@@ -8,6 +8,7 @@ of small pure objects, each of which gives the same however the text is cut into
 
 from dataclasses import dataclass, field
 
+from server.channels import ChannelSplitter
 from server.detokenize import StopFilter
 from server.reasoning import Kind, Piece, ReasoningMarks, ReasoningSplitter
 from server.tools.calls import AnswerPart
@@ -46,6 +47,10 @@ class Parts:
     """Bytes of the text that is decided: of all that the model wrote, marks included, unless a stop string cut it."""
 
 
+def _splitter(marks: ReasoningMarks, *, is_open: bool) -> ReasoningSplitter | ChannelSplitter:
+    return ChannelSplitter(is_open=is_open) if marks.answer else ReasoningSplitter(marks, is_open=is_open)
+
+
 class OutputReader:
     """Reads one output."""
 
@@ -55,7 +60,7 @@ class OutputReader:
         self._may_stop = False
         """Whether the newest text may complete a stop string."""
         marks = form.reasoning
-        self._splitter = None if marks is None else ReasoningSplitter(marks, is_open=form.is_reasoning)
+        self._splitter = None if marks is None else _splitter(marks, is_open=form.is_reasoning)
         tools = form.tools
         self._tools = None if tools is None else ToolReader(form.format, tools.functions, only_one=tools.only_one)
         self._parts = Parts()

@@ -22,7 +22,7 @@ class OutputForms:
 
     def __init__(self, prompts: PromptBuilder) -> None:
         self._marks, self._format = prompts.reasoning, prompts.tool_format
-        marks = () if self._marks is None else (self._marks.begin, self._marks.end)
+        marks = () if self._marks is None else self._marks.tokens or (self._marks.begin, self._marks.end)
         self._reasoning_ids = _special(prompts.tokenizer, marks)
         self._tool_ids = _special(prompts.tokenizer, self._format.marks)
 

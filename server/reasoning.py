@@ -15,14 +15,28 @@ class ReasoningMarks:
 
     begin: str
     end: str
+    answer: str = ""
+    """What stands before an answer, whether there was reasoning or not, where outputs are messages in channels
+    (`server/channels.py`)."""
+    tokens: tuple[str, ...] = ()
+    """What may be special tokens, where these are others than `begin` and `end`."""
 
 
-_KNOWN = (ReasoningMarks(begin="<think>", end="</think>"), ReasoningMarks(begin="[THINK]", end="[/THINK]"))
+_KNOWN = (
+    ReasoningMarks(begin="<think>", end="</think>"),
+    ReasoningMarks(begin="[THINK]", end="[/THINK]"),
+    ReasoningMarks(
+        begin="<|channel|>analysis<|message|>",
+        end="<|end|><|start|>assistant",
+        answer="<|channel|>final<|message|>",
+        tokens=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+    ),
+)
 
 
 def marks_of(template: str) -> ReasoningMarks | None:
     """The marks that the chat template knows; None for a model that does not reason."""
-    return next((marks for marks in _KNOWN if marks.end in template), None)
+    return next((marks for marks in _KNOWN if (marks.begin if marks.answer else marks.end) in template), None)
 
 
 def is_open(marks: ReasoningMarks | None, prompt: str, started: str) -> bool:

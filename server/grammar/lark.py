@@ -34,14 +34,17 @@ _GAP = r"GAP: /[ \n]{1,4}/"
 def output_grammar(grammar: Grammar, specials: Mapping[str, int]) -> OutputGrammar:
     """`specials` are the special tokens by their spelling. Raises GrammarError for a text that is not of its kind;
     what it means is seen when it is compiled."""
-    parts = {"output": _rules(grammar, specials)}
+    parts, before = {"output": _rules(grammar, specials)}, ""
     if grammar.reasoning is not None:
-        parts = {"reasoning": _reasoning(grammar.reasoning, grammar.is_reasoning, specials)} | parts
+        before = _literal(grammar.reasoning.answer, specials) if grammar.reasoning.answer else ""
+        opened = "" if grammar.kind == "calls" else before
+        parts = {"reasoning": _reasoning(grammar.reasoning, grammar.is_reasoning, opened, specials)} | parts
     if grammar.answer is not None:
-        parts["answer"] = _rules(grammar.answer, specials)
+        parts["answer"] = f"start: {before} @text" if before else _rules(grammar.answer, specials)
+        parts |= {"text": _rules(grammar.answer, specials)} if before else {}
     first = next(iter(parts))
     parts[first] += f"\n{_OPTIONS}"
-    mark = "" if grammar.reasoning is None else grammar.reasoning.end
+    mark = "" if grammar.reasoning is None else grammar.reasoning.answer or grammar.reasoning.end
     begins = _json_begins(grammar)
     return OutputGrammar(
         source=json.dumps({"grammars": [{"name": name, "lark_grammar": part} for name, part in parts.items()]}),
@@ -117,16 +120,16 @@ def _user_grammar(text: str) -> str:
         raise GrammarError(str(error)) from error
 
 
-def _reasoning(marks: ReasoningMarks, is_reasoning: bool, specials: Mapping[str, int]) -> str:
-    """What comes before the answer: reasoning, if there is any."""
+def _reasoning(marks: ReasoningMarks, is_reasoning: bool, before: str, specials: Mapping[str, int]) -> str:
+    """What comes before the answer: reasoning, if there is any, and what stands before an answer in any case."""
     opened = "thought GAP?" if is_reasoning else f"({_literal(marks.begin, specials)} thought GAP?)?"
-    return "\n".join([f"start: {opened} @output", _up_to("thought", marks.end, specials), _ANY_TEXT, _GAP])
+    return "\n".join([f"start: {opened} {before} @output", _up_to("thought", marks.end, specials), _ANY_TEXT, _GAP])
 
 
 def _up_to(rule: str, mark: str, specials: Mapping[str, int]) -> str:
     """Any text that ends with the first mark."""
-    if mark in specials:
-        return f"{rule}: TEXT <[{specials[mark]}]>"
+    if any(special and mark.startswith(special) for special in specials):
+        return f"{rule}: TEXT {_literal(mark, specials)}"
     return f"{rule}[lazy]: TEXT {_literal(mark, {})}"
 
 

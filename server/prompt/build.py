@@ -57,7 +57,7 @@ class PromptBuilder:
                 "a folder takes one as chat_template.jinja"
             )
         self._template = None if source is None else ChatTemplate(source, tokenizer.special_variables)
-        self._form = Form() if self._template is None else _form(self._template, self._markup)
+        self._form = Form() if self._template is None else _form(self._template, self._markup, source or "")
         self.reasoning = None if source is None else marks_of(source)
         """The marks around the model's reasoning."""
         shows_tools = self._template is not None and self._template.tool_form.shows_tools
@@ -207,13 +207,16 @@ class PromptBuilder:
             raise context_overflow(-(-chars // self.tokenizer.max_token_bytes), max_model_len, param=param)
 
 
-def _form(template: ChatTemplate, markup: ImageMarkup | None) -> Form:
+def _form(template: ChatTemplate, markup: ImageMarkup | None, source: str) -> Form:
     literal = None if markup is None else markup.literal
     return Form(
         takes_parts=template.takes_parts,
         knows_developer=template.knows_developer,
         image_literal=literal,
         shows_images=literal is not None and template.shows_images(literal),
+        reasoning_name="thinking"
+        if ".thinking" in source and "reasoning_content" not in source
+        else "reasoning_content",
     )
 
 

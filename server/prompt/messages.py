@@ -71,6 +71,8 @@ class Form:
     """What stands for an image in a string; None for a model that takes no images."""
     shows_images: bool = False
     """A list of parts may hold images."""
+    reasoning_name: str = "reasoning_content"
+    """What the template calls it. GPT-OSS's, which says `thinking`, refuses it beside both content and calls."""
 
 
 def plain_message(message: Message, where: str, *, protect: Protect, form: Form) -> dict[str, object]:
@@ -93,6 +95,8 @@ def plain_message(message: Message, where: str, *, protect: Protect, form: Form)
     calls = message.get("tool_calls")
     if isinstance(calls, Sequence) and calls:
         plain["tool_calls"] = [_plain_call(call, f"{where}.tool_calls", protect) for call in calls]
+    if form.reasoning_name != "reasoning_content" and (reasoning := plain.pop("reasoning_content", None)) is not None:
+        plain |= {} if content and "tool_calls" in plain else {form.reasoning_name: reasoning}
     return plain
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from server.tools import deepseek, hermes, kimi, llama, mistral, plain_json
+from server.tools import deepseek, harmony, hermes, kimi, llama, mistral, plain_json
 from server.tools.forced import Wrap
 from server.tools.glm import glm
 from server.tools.qwen_coder import qwen_coder
@@ -51,6 +51,12 @@ FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
             trigger=kimi.ALL_BEGIN,
             templates=((kimi.BEGIN,),),
             marks=(kimi.ALL_BEGIN, kimi.ALL_END, kimi.BEGIN, kimi.SEPARATOR, kimi.END),
+        ),
+        "harmony": ToolFormat(
+            read=harmony.harmony,
+            wrap=harmony.wrap,
+            templates=(("<|channel|>commentary",),),
+            marks=("<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|end|>"),
         ),
         "mistral": ToolFormat(
             read=mistral.mistral,

@@ -121,7 +121,7 @@ def test_arguments_come_as_they_are_written() -> None:
     text = "x" * 1800
     arguments = json.dumps({"text": text})
     wrapped = [(name, arguments.join(format.wrap("write_file"))) for name, format in FORMATS.items() if format.wrap]
-    assert len(wrapped) == 7
+    assert len(wrapped) == 8
     for name, output in (
         *wrapped,
         ("qwen3_coder", f"<function=write_file><parameter=text>{text}</parameter></function>"),

@@ -207,6 +207,32 @@ DEEPSEEK = [
 _K_ALL, _K_ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 
 
+def _harmony(head: str, arguments: str, end: str = "<|call|>") -> str:
+    return f"{head}<|message|>{arguments}{end}"
+
+
+_H_WEATHER = "<|channel|>commentary to=functions.get_weather <|constrain|>json"
+HARMONY = [
+    Transcript(_harmony(_H_WEATHER, PARIS_JSON), calls=[_weather()]),
+    Transcript(_harmony(_H_WEATHER, NESTED_JSON, end=""), calls=[_weather(NESTED)]),
+    Transcript(
+        "Let me see." + _harmony("to=functions.write_file<|channel|>commentary json", HARD_JSON, "<|end|>"),
+        "Let me see.",
+        [("write_file", HARD)],
+    ),
+    Transcript(
+        _harmony("<|channel|>analysis to=functions.now code", "{}") + _harmony(_H_WEATHER, PARIS_JSON),
+        calls=[("now", {}), _weather()],
+    ),
+    Transcript(
+        _harmony("<|channel|>commentary to=functions.no", "{}"),
+        "<|channel|>commentary to=functions.no<|message|>{}<|call|>",
+        complete=False,
+    ),
+    Transcript("Write to=functions.now and so on", "Write to=functions.now and so on", complete=False),
+]
+
+
 def _kimi(name: str, arguments: str) -> str:
     return f"<|tool_call_begin|>{name}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
 
@@ -239,6 +265,7 @@ ALL = {
     "mistral": MISTRAL,
     "deepseek_v3": DEEPSEEK,
     "deepseek_v31": DEEPSEEK[2:],
+    "harmony": HARMONY,
     "kimi_k2": KIMI,
     "json": PLAIN_JSON,
 }
