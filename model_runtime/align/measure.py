@@ -35,7 +35,7 @@ NARROW, NARROW_SCORES = 8, 32
 """The same in units of a narrower type, where that holds hidden states, keys and values or what is multiplied: sums are
 float32 there too, so what rounds are a few inputs and the result. Scores of attention may be rounded too (transformers
 does that), and what they are exponents of is rounded as often as they are large."""
-GROWTH = 4
+GROWTH = 8
 """Times the root of the number of layers: how much more logits may differ, for every layer inherits what those before
 it rounded otherwise."""
 UNITS: Mapping[torch.dtype, float] = MappingProxyType(
