@@ -79,7 +79,8 @@ def test_a_process_takes_what_is_planned(measured: dict[str, dict[str, int]], na
     found = measured[name]
     planned, taken = (sum(found[part + ending] for part in ("weights", "kv", "step")) for ending in ("", " taken"))
     assert taken == pytest.approx(planned, rel=0.03), found
-    assert found["weights taken"] == pytest.approx(found["weights"], rel=0.04), found
+    # tables, pages that end behind a matrix, and what Python keeps of the model
+    assert found["weights"] < found["weights taken"] < found["weights"] + 6 * 2**20, found
     assert found["kv taken"] == pytest.approx(found["kv"], rel=0.03), found
     assert found["tensors of the step"] == pytest.approx(found["step"], rel=0.1), found
     # of what a step has, pages that it never touches take nothing
