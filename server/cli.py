@@ -11,6 +11,7 @@ from loadtest.arguments import add_arguments as add_loadtest_arguments
 from model_runtime.weights.errors import CheckpointError
 from server import chat_command, doctor, quality_command, serve_command
 from server.align import command as align_command
+from server.align import ops_command
 from server.config import add_arguments, resolve
 from server.embedded import EmbeddedModelMissing
 from server.models import ModelNotFound
@@ -74,6 +75,14 @@ def _add_checks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog="example: firstlight align ~/checkpoints/Qwen3-0.6B --html report.html",
     )
     align_command.add_arguments(alignment)
+    coverage = commands.add_parser(
+        "ops",
+        help="measure the operations that a model calls on a device",
+        description="Every operation that the model calls, by each implementation for the device: error against "
+        "float64, time, bytes and products a second beside what the device reaches at most, and what falls back.",
+        epilog="example: firstlight ops ~/checkpoints/Qwen3-0.6B --device xpu --json ops.json",
+    )
+    ops_command.add_arguments(coverage)
     gate = commands.add_parser(
         "validate",
         help="check a model on this machine, end to end",
@@ -120,6 +129,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             code = plan_command.run(arguments)
         elif arguments.command == "align":
             code = align_command.run(arguments)
+        elif arguments.command == "ops":
+            code = ops_command.run(arguments)
         elif arguments.command == "validate":
             from server.validate import command as validate_command
 

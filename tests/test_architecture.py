@@ -37,6 +37,7 @@ RUNTIME_USERS = {
     "server/validate/context_process.py",
     "server/align/command.py",
     "server/align/report.py",
+    "server/align/ops_command.py",
     "server/plan/candidates.py",
     "server/plan/command.py",
     "server/plan/roofline.py",
