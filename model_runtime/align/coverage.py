@@ -6,8 +6,6 @@ given to each implementation.
 """
 
 import copy
-import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from model_runtime.align.product import Product
 from model_runtime.align.prompts import Prompts, num_blocks, steps
+from model_runtime.align.timing import best_seconds
 from model_runtime.batch import Batch, make_batch
 from model_runtime.caches import allocate_caches
 from model_runtime.checkpoint import load_model
@@ -47,8 +46,6 @@ COMPARED = (
     "activate",
 )
 """Operations of one rank's step, but for those with a state and for sampling."""
-SECONDS = 0.1
-"""That each implementation is repeated for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,12 +219,7 @@ def _error(call: Call, function: Callable[..., Any], given: _Given) -> float:
 def _seconds(call: Call, function: Callable[..., Any], given: _Given, device: torch.device) -> float:
     """The shortest of repeated calls."""
     arguments = tuple(map(given.of, call.arguments))
-    return _best(lambda: function(*arguments), device)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+    return best_seconds(lambda: function(*arguments), device)
 
 
 def _words(call: Call) -> str:
@@ -272,35 +264,3 @@ def _flops(call: Call) -> int:
     batch = next(value for value in call.arguments if isinstance(value, Batch))
     pairs = int((batch.query_starts_S1.diff() * batch.kv_lens_S).sum())
     return 4 * pairs * call.result[0].numel()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the device does at most, measured."""
-
-    read_bytes: float
-    """A second."""
-    flops: float
-    """Of products of large matrices in the type of hidden states."""
-
-
-def limits(device: torch.device, dtype: torch.dtype) -> Limits:
-    """By a sum of 256 MiB and a product of matrices."""
-    numbers = torch.ones(1 << 26, device=device)
-    left, right = (torch.ones(shape, device=device, dtype=dtype) for shape in ((1024, 2048), (2048, 2048)))
-    return Limits(
-        read_bytes=numbers.nbytes / _best(numbers.sum, device),
-        flops=2 * 1024 * 2048 * 2048 / _best(lambda: left @ right, device),
-    )
-
-
-def _best(call: Callable[[], object], device: torch.device) -> float:
-    call()
-    best, deadline = math.inf, time.perf_counter() + SECONDS
-    while best == math.inf or time.perf_counter() < deadline:
-        _wait(device)
-        start = time.perf_counter()
-        call()
-        _wait(device)
-        best = min(best, time.perf_counter() - start)
-    return best

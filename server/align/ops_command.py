@@ -19,7 +19,8 @@ from server.models import resolve_model
 from server.options import OptionError
 
 if TYPE_CHECKING:
-    from model_runtime.align.coverage import Limits, Measured
+    from model_runtime.align.coverage import Measured
+    from model_runtime.align.timing import Limits
 
 HEAD = ("operation", "rows x width", "by", "error", "µs", "GB/s", "Gflop/s", "of limit")
 WIDTH = 100
@@ -34,9 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print. Raises OptionError, ModelNotFound, EmbeddedModelMissing and CheckpointError."""
-    from model_runtime.align.coverage import PROMPT, SEQUENCES, calls_of, limits, measure
+    from model_runtime.align.coverage import PROMPT, SEQUENCES, calls_of, measure
     from model_runtime.align.product import load_product
     from model_runtime.align.prompts import seeded_prompts
+    from model_runtime.align.timing import limits
     from model_runtime.memory import PlanError
 
     config = resolve(arguments, os.environ)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from model_runtime.align import coverage
+from model_runtime.align import coverage, timing
 from model_runtime.align.coverage import Measured, calls_of, measure
 from model_runtime.align.product import load_product
 from model_runtime.align.prompts import seeded_prompts
@@ -19,7 +19,7 @@ from tests.model_runtime import deepseek
 @pytest.fixture(autouse=True)
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each operation is timed once."""
-    monkeypatch.setattr(coverage, "SECONDS", 0.0)
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
 
 
 def measured(folder: Path, runtime: RuntimeConfig) -> list[Measured]:
