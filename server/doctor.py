@@ -127,7 +127,8 @@ def _check_embedded() -> Finding:
     return Finding(subject="embedded model", state="ok", detail=f"{path} ({path.stat().st_size / 2**20:.0f} MiB)")
 
 
-def _check_families() -> Finding:
+def check_families() -> Finding:
+    """Packages that bring families of models, and what is wrong with those that do not load."""
     from model_runtime.models.packages import family_named, packaged_families
     from model_runtime.weights.errors import CheckpointError
 
@@ -154,7 +155,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _check_devices,
     _check_kernels,
     _check_embedded,
-    _check_families,
+    check_families,
 )
 
 

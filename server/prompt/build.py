@@ -209,14 +209,13 @@ class PromptBuilder:
 
 def _form(template: ChatTemplate, markup: ImageMarkup | None, source: str) -> Form:
     literal = None if markup is None else markup.literal
+    says_thinking = ".thinking" in source and "reasoning_content" not in source
     return Form(
         takes_parts=template.takes_parts,
         knows_developer=template.knows_developer,
         image_literal=literal,
         shows_images=literal is not None and template.shows_images(literal),
-        reasoning_name="thinking"
-        if ".thinking" in source and "reasoning_content" not in source
-        else "reasoning_content",
+        reasoning_name="thinking" if says_thinking else "reasoning_content",
     )
 
 

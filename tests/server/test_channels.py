@@ -165,4 +165,4 @@ def test_reasoning_goes_back_under_the_name_that_the_template_knows(content: str
     message: dict[str, object] = {"role": "assistant", "content": content, "reasoning_content": "hm"}
     messages = [{"role": "user", "content": "x"}, message | ({"tool_calls": calls} if has_calls else {})]
     prompt = asyncio.run(PromptBuilder(PLAIN).chat(messages, max_model_len=4096))
-    assert ("<|channel|>analysis<|message|>hm<|end|>" in PLAIN.decode(prompt.ids)) == shown
+    assert ("<|channel|>analysis<|message|>hm<|end|>" in PLAIN.decode(prompt.ids, skip_special_tokens=False)) == shown
