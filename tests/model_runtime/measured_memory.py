@@ -23,7 +23,7 @@ from scheduler.plan import ImageJobs, ImagePixels, SampleRows, ScoreRows, StepPl
 from tests.model_runtime.memory import measured_bytes
 from tests.model_runtime.sampling_case import Row, to_plan
 
-THREADS = 2
+THREADS = 1
 CPU = torch.device("cpu")
 
 
