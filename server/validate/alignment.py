@@ -20,8 +20,6 @@ EXIT_PASSED, EXIT_DIVERGES, EXIT_USAGE = 0, 1, 2
 
 def run(gate: Gate) -> StageResult:
     """The stage."""
-    if gate.config.runtime.num_ranks > 1:
-        return StageResult(checks=(skipped(NAME, "align computes with one rank"),))
     gate.close()  # its memory is wanted
     gate.told(0.1, "firstlight align")
     figures = gate.folder / FIGURES
