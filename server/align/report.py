@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from model_runtime.align.measure import LogitsDifference
 
 HEAD = ("place", "operation", "max abs", "max rel", "cosine", "allowed")
+WIDTH = 100
+"""Of what is not a terminal."""
 MEANING = (
     "Each operation is given the reference's input here, so its error is its own. max rel is the largest difference of "
     "a number, relative to it or to its row's size, whichever is more."
@@ -80,6 +82,8 @@ def _row(place: "PlaceReport") -> tuple[str, ...]:
 def show(found: "Alignment", title: str, computes: str) -> None:
     """In the terminal: of each kind of operation the worst place."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
     console.print(f"{title}, product with {computes}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("kind", "worst place", *HEAD[2:]):
