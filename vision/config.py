@@ -262,6 +262,10 @@ FAMILIES: Mapping[str, Callable[[_Source], Preprocessor]] = {
 """By `model_type`."""
 
 
+TEXT_ONLY = frozenset({"kimi_k3", "llama4"})
+"""Models of images whose images are not supported: served as models of text."""
+
+
 def _kind(values: Values) -> str:
     """The processor class without backend: "CLIPImageProcessor" for its Fast and Pil forms and its old name."""
     name = values.text("image_processor_type", values.text("feature_extractor_type", ""))

@@ -37,6 +37,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "kimi_k3": Composite(text="kimi_k3_text", is_fixed=True, text_only=True),
     "kimi_k25": Composite(text="deepseek_v3", tied=True),
     "kimi_vl": Composite(text="deepseek_v3"),
+    "llama4": Composite(text="llama4_text", is_fixed=True, text_only=True),
     "llava": Composite(text="llama", tied_inside=True),
     "llava_next": Composite(text="llama"),
     "llava_onevision": Composite(text="qwen2", tied_inside=True),

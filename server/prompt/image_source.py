@@ -3,6 +3,7 @@
 Called once while the API process starts (`server/api_process.py`); no torch.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.json_file import read_json_if_any
 from server.prompt.source import read_source
 from server.prompt.tokenizer import Tokenizer
-from vision.config import FAMILIES, Preprocessor, read_preprocessor
+from vision.config import FAMILIES, TEXT_ONLY, Preprocessor, read_preprocessor
 from vision.preprocess.values import PreprocessorError
+
+logger = logging.getLogger(__name__)
 
 _TOKEN_KEY = re.compile(r"(?:image|video|vision_start|vision_end|boi|eoi|media_placeholder)_token_(?:id|index)")
 _LARGE_SIDE = 2048
@@ -26,7 +29,11 @@ def read_images(model_path: Path) -> Preprocessor | None:
     """The recipe and the tokens for images; None for a model that takes none. Raises CheckpointError for a model of
     images whose files are wrong or not supported."""
     config = read_json_if_any(model_path / "config.json") if model_path.is_dir() else {}
-    if not config.get("vision_config") and config.get("model_type") not in FAMILIES:
+    name = config.get("model_type")
+    if name in TEXT_ONLY:
+        logger.warning("images are not supported for model_type %r: it is served as a model of text", name)
+        return None
+    if not config.get("vision_config") and name not in FAMILIES:
         return None
     processor = read_json_if_any(model_path / "processor_config.json")
     try:

@@ -236,7 +236,10 @@ GEMMA: dict[str, object] = {"model_type": "gemma3_text"}
         ({"model_type": "llava", "text_config": [1]}, "text_config must be an object"),
         ({"model_type": "llava", "text_config": {}, "quantization_config": {}}, "quantization_config.quant_method"),
         ({"model_type": "qwen2_vl", "text_config": {"rope_scaling": {"mrope_section": [1, 2]}}}, "three integers"),
-        ({"model_type": "qwen2_vl", "text_config": {"rope_scaling": {"mrope_section": [1, 2, 3]}}}, "half of head_dim"),
+        (
+            {"model_type": "qwen2_vl", "text_config": {"rope_scaling": {"mrope_section": [1, 2, 3]}}},
+            "half of the 128 rotated channels",
+        ),
         (
             {"model_type": "qwen3_vl", "text_config": {"num_hidden_layers": 2}, "vision_config": {}},
             "deepstack_visual_indexes must be a list of at most 2 layers",

@@ -11,6 +11,7 @@ from server.prompt.image_source import load_tokenizer_for, read_images
 from server.prompt.tokenizer import Tokenizer
 from tests import vlm_templates
 from tests.server.tiny_tokenizers import CHATML_SPECIALS, chatml_folder, save_folder, trained_bpe
+from vision.config import TEXT_ONLY
 from vision.placeholders import NamedTiles, Tiles
 
 TOWER = {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 14}
@@ -107,3 +108,9 @@ def test_a_file_that_is_no_json(tmp_path: Path) -> None:
     (folder / "preprocessor_config.json").write_text("{")
     with pytest.raises(CheckpointError, match="not JSON"):
         read_images(folder)
+
+
+@pytest.mark.parametrize("name", sorted(TEXT_ONLY))
+def test_a_model_whose_images_are_not_supported_is_one_of_text(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, "vision_config": {"patch_size": 14}}))
+    assert read_images(tmp_path) is None

@@ -32,7 +32,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from model_runtime.models.composites import COMPOSITES
 from tests.vision.preprocess_pictures import as_pil, numbers, picture
-from vision.config import FAMILIES, Preprocessor, read_preprocessor
+from vision.config import FAMILIES, TEXT_ONLY, Preprocessor, read_preprocessor
 from vision.encoder.readers import READERS, read_vision
 from vision.placeholders import Piece
 from vision.preprocess.common import ImageShapeError
@@ -148,7 +148,9 @@ def test_every_family_is_tried() -> None:
 
 def test_a_family_has_all_its_parts() -> None:
     """Recipe and tokens, tower, and language model are declared apart, for two processes."""
-    assert set(FAMILIES) == set(READERS) == set(COMPOSITES)
+    text_only = {name for name, composite in COMPOSITES.items() if composite.text_only}
+    assert text_only == TEXT_ONLY
+    assert set(FAMILIES) == set(READERS) == set(COMPOSITES) - text_only
 
 
 def test_fingerprints_differ_between_recipes_and_are_stable() -> None:
@@ -257,4 +259,4 @@ def test_no_image_makes_anything_but_an_answer_or_a_refusal() -> None:
                 continue
             assert layout.tiles >= 1 and layout.height > 0 and layout.width > 0
             assert embeddings(found.markup.pieces(layout)) > 0
-    assert refused == 4 + 2 + 6 + 12, "lines: CLIP, padded to a square, Pixtral, Qwen"
+    assert refused == 4 + 2 + 6 + 18, "lines: CLIP, padded to a square, Pixtral, Qwen"
