@@ -15,6 +15,7 @@ from server.cli import main
 
 CONFIGS = Path(__file__).parent.parent / "public_configs"
 BF16, F32 = 2, 4
+AS_STORED = ("--quantization", "none", "--kv-cache-dtype", "auto")
 
 
 def plan(name: str, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def test_70b(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_235b(capsys: pytest.CaptureFixture[str]) -> None:
     """Eight cards with 16 of 128 experts each. Four key/value heads: every two cards have the same one."""
-    found = plan("Qwen3-235B-A22B", capsys, "--devices", "8x96GiB", "--context", "40960")
+    found = plan("Qwen3-235B-A22B", capsys, "--devices", "8x96GiB", "--context", "40960", *AS_STORED)
     attention = 2 * 4096 * 8192 + 2 * 4096 * 512
     experts, router, norms = 128 * 3 * 4096 * 1536, 128 * 4096, 2 * 4096 + 2 * 128
     assert found["parameters"] == 2 * 151936 * 4096 + 94 * (attention + experts + router + norms) + 4096
@@ -111,7 +112,7 @@ def test_235b(capsys: pytest.CaptureFixture[str]) -> None:
 def test_671b(capsys: pytest.CaptureFixture[str]) -> None:
     """Eight cards with 16 of 128 heads and 32 of 256 experts each, in 8-bit floats. What a token keeps, 512 numbers and
     64 rotated ones, is the same for all heads, and every card has it."""
-    found = plan("DeepSeek-V3", capsys, "--devices", "8xH200", "--context", "163840")
+    found = plan("DeepSeek-V3", capsys, "--devices", "8xH200", "--context", "163840", *AS_STORED)
     low = 7168 * 1536 + 7168 * (512 + 64)  # to the short vectors, of which keys and values have one
     high = 1536 * 128 * (128 + 64) + 512 * 128 * (128 + 128) + 128 * 128 * 7168
     norms, expert = 2 * 7168 + 1536 + 512, 3 * 7168 * 2048
@@ -143,5 +144,42 @@ def test_671b(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_totals_are_those_that_were_published(name: str, published: float, capsys: pytest.CaptureFixture[str]) -> None:
-    found = plan(name, capsys, "--devices", "1x8GiB", "--quantization", "none", "--kv-cache-dtype", "auto")
+    found = plan(name, capsys, "--devices", "1x8GiB", *AS_STORED)
     assert round(found["parameters"] / 1e9, 2) == published
+
+
+def test_2780b_at_a_million_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    """Kimi K3's language model on sixteen cards, each with 6 of 96 heads and 56 of 896 experts of 4 bits, of which 32
+    neighbours take 17 bytes. 24 layers attend, and keep 576 numbers of a token; 69 have a state instead, and layers
+    mix what groups of earlier ones gave."""
+    found = plan("Kimi-K3", capsys, "--devices", "16xB200", "--context", "1048576", *AS_STORED)
+    attending = 7168 * (1536 + 576) + 1536 * 96 * 192 + 512 * 96 * (128 + 128) + 2 * 7168 * 96 * 128
+    state = 5 * 7168 * 12288 + 7168 * (96 + 128) + 128 * 12288  # q, k, v, gate, output; step sizes; decay
+    small = 3 * 12288 * 4 + 96 + 12288  # convolutions, decay
+    dense, shared, expert = 3 * 7168 * 33792, 3 * 7168 * 6144, 3 * 3584 * 3072
+    router, narrowing = 896 * 7168, 2 * 7168 * 3584
+    mixing = (2 * 93 + 1) * 7168
+    norms = (2 * 93 + 1 + 187) * 7168 + 69 * 128 + 92 * 3584 + 24 * (1536 + 512)
+    mixtures = 92 * (896 * expert + shared + router + 896 + narrowing)
+    total = 2 * 163840 * 7168 + 24 * attending + 69 * (state + small) + mixing + dense + mixtures + norms
+    assert found["parameters"] == total == 2_779_484_476_000
+    # the tower that images go through is not in the plan: 27 layers, patches, positions, projector
+    layer = 4 * 1024 * 1536 + 2 * 1024 * 4096 + 2 * 1024
+    tower = 27 * layer + 14 * 14 * 3 * 1024 + 64 * 64 * 1024 + 4096 * 4096 + 4096 * 7168
+    assert round((total + tower) / 1e9, 1) == 2779.9
+
+    sixteen = way(found, 16, experts=True)
+    parts = sixteen["fullest_rank"]["parts"]
+    assert parts["embedding"] == parts["head"] == 10240 * 7168 * BF16
+    mine = 7168 * (1536 + 576) + 1536 * 6 * 192 + 512 * 6 * (128 + 128) + 2 * 7168 * 6 * 128
+    my_state = 5 * 7168 * 768 + 7168 * (6 + 128) + 128 * 768
+    assert parts["attention"] == (24 * mine + 69 * my_state + mixing) * BF16 + 69 * (small // 16) * F32
+    assert parts["experts"] == 92 * 56 * expert * 17 // 32
+    assert parts["mlp"] == (dense // 16 + 92 * (shared // 16 + router + narrowing)) * BF16 + 92 * 896 * F32
+    assert parts["norms"] == norms * F32
+    a_token = 24 * 576 * BF16
+    assert parts["keys and values"] == (2**20 // 256 + 1) * 256 * a_token
+    assert a_token * 2**20 == 27 * 2**30
+    # inputs of the last three tokens, and 128 x 128 for each head; of one sequence that runs and 32 that are kept
+    assert parts["states"] == 33 * 69 * (3 * 3 * 768 + 6 * 128 * 128) * F32
+    assert sixteen["sequences"] == 1
