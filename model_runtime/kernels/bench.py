@@ -11,7 +11,8 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer, quantise
-from model_runtime.memory_caches import bytes_per_block
+from model_runtime.latent_store import allocate_latents
+from model_runtime.memory_caches import bytes_per_block, latent_bytes_per_block
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import HeadShape, Ops, PackedWeight, Scoring
 from model_runtime.quantized import QuantizedFormat, quantize
@@ -25,6 +26,8 @@ SECONDS_PER_CASE = 0.3
 HEADS = HeadShape(num_heads=9, num_kv_heads=3, head_dim=64)
 SCORING = Scoring(scale=0.125)
 BLOCK_SIZE = 16
+CPU = torch.device("cpu")
+LATENT_HEADS, LATENT_RANK, ROW = 16, 512, 576
 
 
 def best_seconds(call: Callable[[], object], seconds: float = SECONDS_PER_CASE) -> float:
@@ -110,6 +113,24 @@ def bench_attention(ops: Ops, reference: Ops, sequences: int, queries: int, cont
     )
 
 
+def bench_latent(ops: Ops, reference: Ops, sequences: int, queries: int, context: int, dtype: torch.dtype) -> None:
+    """One row: latent attention of `LATENT_HEADS` heads over rows as DeepSeek-V3 has them; rates as above."""
+    batch, _, _ = end_of_context(sequences, queries, context, dtype)
+    (kv,) = allocate_latents(1, sequences * context // BLOCK_SIZE, BLOCK_SIZE, ROW, LATENT_RANK, dtype, CPU)
+    kv.write(torch.arange(sequences * context), torch.randn(sequences * context, ROW))
+    query = torch.randn(sequences * queries, LATENT_HEADS, ROW)
+    ours = best_seconds(lambda: ops.latent_attention(query, kv, batch, SCORING.scale))
+    theirs = best_seconds(lambda: reference.latent_attention(query, kv, batch, SCORING.scale))
+    seen = sequences * queries * (context - (queries - 1) / 2)
+    gflops = 2 * seen * LATENT_HEADS * (ROW + LATENT_RANK) / ours / 1e9
+    gbytes = latent_bytes_per_block(1, ROW, sequences * context, dtype) / ours / 1e9
+    print(
+        f"latent {sequences:3} sequences x {queries:3} queries, context {context:5} "
+        f"{str(dtype).removeprefix('torch.'):8} {ours * 1e6:8.0f} us {gflops:6.1f} GFLOP/s {gbytes:6.1f} GB/s "
+        f"{theirs / ours:6.2f} x reference"
+    )
+
+
 def token_bytes(dtype: torch.dtype) -> int:
     """Of a token's keys and values in one layer."""
     return bytes_per_block(1, HEADS.num_kv_heads, HEADS.head_dim, 1, dtype)
@@ -130,7 +151,7 @@ def bench_small(ops: Ops, reference: Ops, rows: int) -> None:
 
 def main() -> None:
     """Print the tables."""
-    ops, reference = load_ops(torch.device("cpu"), "auto"), load_ops(torch.device("cpu"), "reference")
+    ops, reference = load_ops(CPU, "auto"), load_ops(CPU, "reference")
     print(f"{torch.get_num_threads()} threads, memory read {read_bandwidth() / 1e9:.1f} GB/s")
     for n, k in SHAPES_NK:
         for stored in (*STORAGE_TYPES, *QUANTIZED):
@@ -139,6 +160,9 @@ def main() -> None:
     for sequences, queries, context in ((1, 1, 512), (1, 1, 8192), (16, 1, 512), (64, 1, 512), (1, 512, 512)):
         for dtype in KV_TYPES:
             bench_attention(ops, reference, sequences, queries, context, dtype)
+    for sequences, queries, context in ((1, 1, 512), (1, 1, 8192), (16, 1, 512), (1, 64, 512)):
+        for dtype in KV_TYPES:
+            bench_latent(ops, reference, sequences, queries, context, dtype)
     for rows in (1, 16, 256):
         bench_small(ops, reference, rows)
 

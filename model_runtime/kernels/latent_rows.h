@@ -103,7 +103,8 @@ template <class T> void load_tile(const Problem& p, int64_t sequence, int64_t st
         for (int64_t row = 0; p.scales && row < run; row++) {
             const float* scales = p.scales + (slot + row) * 2;
             float* numbers = tile + (at + row) * p.X;
-            for (int64_t x = 0; x < p.X; x++) numbers[x] *= scales[x >= p.L];
+            for (int64_t x = 0; x < p.L; x++) numbers[x] *= scales[0];
+            for (int64_t x = p.L; x < p.X; x++) numbers[x] *= scales[1];
         }
     }
 }

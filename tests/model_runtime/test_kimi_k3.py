@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import NemotronHConfig
 from transformers.models.inkling2.modeling_inkling2 import Inkling2SoftcappedSwiGLU, Inkling2TextConfig
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE
 
 from model_runtime.align.product import load_product
 from model_runtime.batch import make_batch
 from model_runtime.blocks.mlp import MLP
+from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.checkpoint import load_model
 from model_runtime.config import RuntimeConfig
 from model_runtime.hf_config import read_hf_config
@@ -23,10 +26,11 @@ from model_runtime.models.decoder import Decoder, decoder_table
 from model_runtime.opening import open_checkpoint, open_configuration
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import Ops
-from model_runtime.parallel import Collectives
+from model_runtime.parallel import Alone, Collectives
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.table import Parameters
 from tests.model_runtime import kimi_k3
+from tests.model_runtime.deepseek import EXPERTS
 from tests.model_runtime.memory import MODEL, measured_bytes
 from tests.model_runtime.op_cases import randn
 from tests.model_runtime.paged import DEVICE, PagedRun
@@ -136,6 +140,58 @@ def test_the_published_size(tmp_path: Path) -> None:
     assert state_bytes(config) == 4 * 69 * (3 * 3 * 12288 + 96 * 128 * 128)
     experts = {key for key, tensor in opened.source.items() if tensor.format is not None}
     assert experts == {slot.key for part in table if part.expert is not None for slot in part.slots}
+
+
+class Gated(torch.nn.Module):
+    """What stands in for Nemotron-H's experts and shared block, whose feed-forward blocks have no gate."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        super().__init__()
+        self._gate_up, self._down = gate_up, down
+
+    def forward(self, x: Tensor, chosen: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+        def block(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+            gate, up = (x @ gate_up.T).chunk(2, dim=-1)
+            return (torch.nn.functional.silu(gate) * up) @ down.T
+
+        if chosen is None or weights is None:
+            return block(x, self._gate_up, self._down)
+        rows = [
+            sum(
+                weight * block(row, self._gate_up[expert], self._down[expert])
+                for expert, weight in zip(*of, strict=True)
+            )
+            for row, *of in zip(x, chosen.tolist(), weights, strict=True)
+        ]
+        return torch.stack([row for row in rows if isinstance(row, Tensor)])
+
+
+def test_experts_on_shorter_vectors(ops: Ops) -> None:
+    """Nemotron-H's mixture, whose sum is not normalised: its router, and its way to the experts and back."""
+    sizes = {"hidden_size": 64, "moe_latent_size": 24, "n_routed_experts": 6, "num_experts_per_tok": 2}
+    groups = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.7}
+    theirs = NemotronHMoE(NemotronHConfig(**sizes, **groups, moe_intermediate_size=16, mlp_bias=False))
+    gate_up, down = randn(6, 2 * 16, 24, seed=1), randn(6, 24, 16, seed=2)
+    shared = randn(2 * 20, 64, seed=3) * 0.2, randn(64, 20, seed=4) * 0.2
+    theirs.experts, theirs.shared_experts = Gated(gate_up, down), Gated(*shared)
+    theirs.gate.weight.data, theirs.gate.e_score_correction_bias.data = randn(6, 64, seed=5), randn(6, seed=6)
+    matrices = {
+        "router.weight": theirs.gate.weight,
+        "narrow.weight": theirs.fc1_latent_proj.weight,
+        "widen.weight": theirs.fc2_latent_proj.weight,
+        "shared.gate_up.weight": shared[0],
+        "shared.down.weight": shared[1],
+    }
+    for expert in range(6):
+        matrices |= {f"experts.{expert}.gate_up.weight": gate_up[expert], f"experts.{expert}.down.weight": down[expert]}
+    packed = {f".{name}": ops.pack(matrix.detach()) for name, matrix in matrices.items()}
+    mixture = replace(EXPERTS, num_experts=6, num_chosen=2, num_groups=1, num_chosen_groups=1, scale=1.7)
+    config = replace(MODEL, experts=replace(mixture, hidden_size=24))
+    parameters = Parameters(packed, {".choice_bias": theirs.gate.e_score_correction_bias.data})
+    x = randn(30, 64, seed=7)
+    with torch.inference_mode():
+        found = MixtureOfExperts(config, "", parameters, Alone()).forward(ops, x)
+        torch.testing.assert_close(found, theirs(x[None])[0], rtol=1e-4, atol=1e-4)
 
 
 def test_situ(ops: Ops) -> None:
