@@ -15,7 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-QuantizedFormat = Literal["q8_0", "q4_0", "q4_1", "q4_z", "mxfp4", "fp8"]
+from model_runtime.k_quants import expand_q4_k, expand_q6_k, factors
+
+QuantizedFormat = Literal["q8_0", "q4_0", "q4_1", "q4_z", "mxfp4", "q4_k", "q6_k", "fp8"]
 
 BLOCK = 32
 """Numbers that share a scale in most formats, and in rows that are quantised for a product."""
@@ -36,7 +38,8 @@ class BlockForm:
     head_dtype: torch.dtype
     """Of what is there: a scale, in some formats a second number."""
     bits: int
-    """Of a number: 8, or 4, which are 16 bytes with the first 16 numbers in their low halves."""
+    """Of a number: 8, or 4, which are 16 bytes with the first 16 numbers in their low halves. In `k_quants.py` they lie
+    in other ways, and `head` counts all that is not numbers."""
     are_floats: bool = False
     """Rows are not quantised for products with them."""
     exact_in: torch.dtype = torch.float32
@@ -55,6 +58,8 @@ FORMS: Mapping[QuantizedFormat, BlockForm] = MappingProxyType(
         "q4_1": BlockForm(32, 4, torch.float16, 4),
         "q4_z": BlockForm(32, 4, torch.float16, 4),
         "mxfp4": BlockForm(32, 1, torch.uint8, 4, exact_in=torch.bfloat16),
+        "q4_k": BlockForm(256, 16, torch.float16, 4),
+        "q6_k": BlockForm(256, 18, torch.float16, 6),
         "fp8": BlockForm(128, 4, torch.float32, 8, are_floats=True),
     }
 )
@@ -108,6 +113,8 @@ def join_blocks(quantized: QuantizedFormat, heads_NB: tuple[Tensor, ...], codes_
 
 def expand_blocks(quantized: QuantizedFormat, raw_BR: Tensor, out_BX: Tensor) -> None:
     """Blocks as float32, bit for bit as their format defines them."""
+    if quantized in ("q4_k", "q6_k"):
+        return (expand_q4_k if quantized == "q4_k" else expand_q6_k)(raw_BR, out_BX)
     form = FORMS[quantized]
     head_BH = raw_BR[:, : form.head].contiguous().view(form.head_dtype).float()
     if quantized == "mxfp4":
@@ -142,6 +149,8 @@ def is_finite(matrix: QuantizedMatrix) -> bool:
     """Whether every number is."""
     form = FORMS[matrix.format]
     raw_BR = matrix.data_NR.contiguous().view(-1, form.num_bytes)
+    if matrix.format in ("q4_k", "q6_k"):
+        return bool(factors(matrix.format, raw_BR).isfinite().all())
     head_BH = raw_BR[:, : form.head].contiguous().view(form.head_dtype)
     if matrix.format == "fp8" and bool(((raw_BR[:, form.head :] & E4M3_NAN) == E4M3_NAN).any()):
         return False

@@ -26,6 +26,7 @@ SOURCES = (
     "linear_amx.cpp",
     "integer.cpp",
     "quantize.cpp",
+    "super_blocks.cpp",
     "elementwise.cpp",
     "attention.cpp",
     "shared_attention.cpp",

@@ -18,22 +18,33 @@ inline int64_t panels_of(int64_t N) { return divide_up(N, PANEL); }
 // before the product with the scale.
 constexpr bool has_second(int64_t format) { return format == Q4_1 || format == Q4_Z; }
 
+constexpr bool has_minimum(int64_t format) { return has_second(format) || format == Q4_K; }
+
 // Bytes in front of the integers of a block of one row in a file.
 constexpr int64_t head_bytes(int64_t format) { return format == MXFP4 ? 1 : has_second(format) ? 4 : 2; }
 
+// Formats of GGUF whose scales of a block are bytes, times float16 that SUPER numbers have in common.
+constexpr int64_t SUPER = 256;
+constexpr bool is_super(int64_t format) { return format == Q4_K || format == Q6_K; }
+
 // Where things are in a panel of K columns. Scales are float16, [block][16], with a second number [block][2][16]; those
-// of MXFP4 are exponents of 8 bits.
+// of MXFP4 are exponents of 8 bits. Q4_K has scales and minima of 8 bits [block][2][16], Q6_K signed scales of the halves
+// of a block; of both, float16 factors follow, [super][scale, minimum][16] and [super][16].
 struct PanelLayout {
     int64_t scale_step;  // bytes from the scales of a block to those of the next
+    int64_t factors;     // offset of the factors
+    int64_t factor_step; // bytes from those of 256 numbers to the next
     int64_t quants;      // offset of the integers
     int64_t quant_step;  // bytes from the integers of a block to those of the next
     int64_t bytes;       // of the panel, a multiple of 64
 };
 
 constexpr PanelLayout panel_layout(int64_t format, int64_t K) {
-    const int64_t blocks = K / BLOCK, scale_step = PANEL * head_bytes(format);
-    const int64_t quants = (blocks * scale_step + 63) / 64 * 64, quant_step = format == Q8_0 ? 512 : 256;
-    return {scale_step, quants, quant_step, quants + blocks * quant_step};
+    const int64_t blocks = K / BLOCK, scale_step = PANEL * (is_super(format) ? 2 : head_bytes(format));
+    const int64_t factor_step = format == Q4_K ? 4 * PANEL : format == Q6_K ? 2 * PANEL : 0;
+    const int64_t heads = blocks * scale_step + K / SUPER * factor_step;
+    const int64_t quants = (heads + 63) / 64 * 64, quant_step = format == Q8_0 ? 512 : format == Q6_K ? 384 : 256;
+    return {scale_step, blocks * scale_step, factor_step, quants, quant_step, quants + blocks * quant_step};
 }
 
 // One panel of a matrix.
@@ -44,6 +55,12 @@ struct Panel {
     Panel(const Matrix& w, int64_t panel) : layout(panel_layout(w.format, w.K)) {
         scales = static_cast<const uint8_t*>(w.data) + panel * layout.bytes;
         quants = scales + layout.quants;
+    }
+    // Of block b.
+    const uint8_t* scales_at(int64_t b) const { return scales + b * layout.scale_step; }
+    const uint8_t* quants_at(int64_t b) const { return quants + b * layout.quant_step; }
+    const fp16* factors_at(int64_t b) const {
+        return reinterpret_cast<const fp16*>(scales + layout.factors + b * BLOCK / SUPER * layout.factor_step);
     }
 };
 
@@ -56,7 +73,7 @@ struct QuantizedRows {
     int8_t* values;    // [group][block][plane][16][32]
     float* scales;     // [group][block][16]; not finite where a number of the block is not
     float* sums;       // scale * sum of the values
-    int32_t* offsets;  // -128 * sum of the values
+    int32_t* offsets;  // [group][block][2][16]: -128 * sum of the values, and of the first 16 alone
 };
 
 inline int64_t row_groups(int64_t M) { return divide_up(M, QuantizedRows::GROUP); }
@@ -71,12 +88,18 @@ void quantize_rows(const float* x, int64_t M, int64_t K, const QuantizedRows& ou
 
 // y[M][N] = x[M][K] w[N][K]^T + bias. With s the exact integer sum of a block, dw, mw its scale and minimum, dx and sx
 // the row's scale and scaled sum, a number of y is over the blocks in order fused(s, dw * dx, y), with a minimum followed
-// by fused(mw, sx, y). That of Q4_Z is -zero * dw. MXFP4's integers are twice its numbers, and its scales half as large.
+// by fused(mw, sx, y). That of Q4_Z is -zero * dw. Q6_K's halves of a block are added one after the other. MXFP4's integers are twice its numbers, and its scales half as large.
 // The bias comes last.
 void linear_quantized(const Matrix& w, const QuantizedRows& x, int64_t M, float* y);
 
 // The same from rows of floats, which are quantised first.
 void linear_integer(const Matrix& w, const float* x, int64_t M, float* y);
+
+// Rows of Q4_K and Q6_K as in a file become panels, and one of them floats again, as `fl_pack_quantized` and
+// `expand_row` do it.
+int64_t super_bytes(int64_t format);
+void pack_super_row(const uint8_t* row, int64_t format, int64_t K, int64_t lane, const PanelLayout& at, uint8_t* panel);
+void expand_super_row(const Matrix& w, int64_t row, float* out);
 
 // Row `row` of a matrix as floats [K], as the file's format defines them.
 void expand_row(const Matrix& w, int64_t row, float* out);

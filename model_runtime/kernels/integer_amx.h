@@ -85,10 +85,9 @@ struct Operands {
 
 // Floats of the rows [FROM, TO) over a block: their sums of integers, and their scales.
 template <int64_t FORMAT, int FROM, int TO>
-INLINE void add_floats(const int32_t* integers, const uint8_t* scales, const float* row_scales, const float* row_sums,
-                       v16* sums) {
-    const fp16* halves = reinterpret_cast<const fp16*>(scales);
-    const v16 scale = load<v16>(halves), minimum = minima_of<FORMAT>(halves + PANEL, scale);
+INLINE void add_floats(const int32_t* integers, const Panel& panel, int64_t b, const float* row_scales,
+                       const float* row_sums, v16* sums) {
+    const v16 scale = scales_of<FORMAT, v16>(panel, b, 0), minimum = minima_of<FORMAT>(panel, b, 0, scale);
 #pragma GCC unroll 16
     for (int r = FROM; r < TO; r++) {
         const int32_t* high = integers + r * PANEL;
@@ -104,14 +103,13 @@ template <int64_t FORMAT, int R, bool ODD>
 INLINE void add_block(const Operands& o, int64_t b, int32_t (&integers)[2][PLANES * GROUP * PANEL], v16* sums) {
     const int64_t at = o.group * o.blocks * GROUP + b * GROUP;
     const int8_t* rows = o.x.values + (at + 2 * GROUP) * BLOCK * PLANES;
-    const uint8_t* scales = o.panel.scales + b * o.panel.layout.scale_step;
     const float *row_scales = o.x.scales + at, *row_sums = o.x.sums + at;
     const bool next = b + 1 < o.blocks, later = b + 2 < o.blocks;
     if (later) multiply_first<ODD>(rows, o.quants + (b + 2) * PANEL * BLOCK);
-    add_floats<FORMAT, 0, R / 2>(integers[ODD], scales, row_scales, row_sums, sums);
+    add_floats<FORMAT, 0, R / 2>(integers[ODD], o.panel, b, row_scales, row_sums, sums);
     if (next) store_first<!ODD>(integers[!ODD]);
     if (later) multiply_second<ODD>(rows);
-    add_floats<FORMAT, R / 2, R>(integers[ODD], scales, row_scales, row_sums, sums);
+    add_floats<FORMAT, R / 2, R>(integers[ODD], o.panel, b, row_scales, row_sums, sums);
     if (next) store_second<!ODD>(integers[!ODD]);
 }
 

@@ -43,17 +43,21 @@ template <int64_t FORMAT> INLINE ivec signed_group(const uint8_t* quants, int g,
     const ivec bytes = load_bytes(quants + (g % 4 * VECTORS + v) * sizeof(ivec));
     const ivec integers = (g < 4 ? bytes : bytes >> 4) & 0x0f0f0f0f;
     if (FORMAT == MXFP4) return looked_up(integers, E2M1);
-    return has_second(FORMAT) ? integers : (integers + 0x78787878) ^ int32_t(0x80808080);  // no carry from byte to byte
+    if (FORMAT == Q6_K) {
+        const ivec upper = load_bytes(quants + (4 * VECTORS + g % 2 * VECTORS + v) * sizeof(ivec)) >> g / 2 * 2;
+        return ((integers | (upper & 0x03030303) << 4) + 0x60606060) ^ int32_t(0x80808080);  // less 32
+    }
+    return has_minimum(FORMAT) ? integers : (integers + 0x78787878) ^ int32_t(0x80808080);  // no carry from byte to byte
 }
 
-// Exact sums over a block, for R rows.
-template <int64_t FORMAT, int R>
+// Exact sums over the groups [FROM, TO) of a block, for R rows.
+template <int64_t FORMAT, int R, int FROM = 0, int TO = 8>
 INLINE void dot_block(const uint8_t* quants, const int8_t* x, const ivec (&offsets)[R], ivec (&exact)[R][VECTORS]) {
     BlockDot::Sum sums[R][VECTORS];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < VECTORS; v++) sums[r][v] = BlockDot::start(offsets[r]);
 #pragma GCC unroll 8
-    for (int g = 0; g < 8; g++) {
+    for (int g = FROM; g < TO; g++) {
         BlockDot::Weights w[VECTORS];
         for (int v = 0; v < VECTORS; v++) w[v] = BlockDot::weights(signed_group<FORMAT>(quants, g, v));
 #pragma GCC unroll 8
@@ -66,37 +70,74 @@ INLINE void dot_block(const uint8_t* quants, const int8_t* x, const ivec (&offse
         for (int v = 0; v < VECTORS; v++) exact[r][v] = BlockDot::finish(sums[r][v]);
 }
 
-// The scales of a vector's outputs.
-template <int64_t FORMAT, class V> INLINE V scales_of(const uint8_t* scales, int v) {
-    if constexpr (FORMAT != MXFP4) return load<V>(reinterpret_cast<const fp16*>(scales) + v * LANES);
+// Lanes of bytes, signed or not.
+template <class V> INLINE typename Lanes<V>::i32 wide_bytes(const uint8_t* p) {
     typename Lanes<V>::s8 bytes;
-    memcpy(&bytes, scales + v * LANES, sizeof(bytes));
-    const auto exponents = __builtin_convertvector(bytes, typename Lanes<V>::i32) & 0xff;
-    const auto least = bit_copy<typename Lanes<V>::i32>(exponents == 0) & 0x00400000;  // 2^-127, which is subnormal
-    return bit_copy<V>(exponents << 23 | least) * 0.5f;
+    memcpy(&bytes, p, sizeof(bytes));
+    return __builtin_convertvector(bytes, typename Lanes<V>::i32);
+}
+
+// The scales of a vector's outputs in block b, or in one half of it.
+template <int64_t FORMAT, class V> INLINE V scales_of(const Panel& p, int64_t b, int v, int half = 0) {
+    const uint8_t* at = p.scales_at(b);
+    if constexpr (FORMAT == MXFP4) {
+        const auto exponents = wide_bytes<V>(at + v * LANES) & 0xff;
+        const auto least = bit_copy<typename Lanes<V>::i32>(exponents == 0) & 0x00400000;  // 2^-127, which is subnormal
+        return bit_copy<V>(exponents << 23 | least) * 0.5f;
+    }
+    if constexpr (is_super(FORMAT)) {
+        const auto bytes = wide_bytes<V>(at + half * PANEL + v * LANES);
+        return load<V>(p.factors_at(b) + v * LANES) * __builtin_convertvector(FORMAT == Q4_K ? bytes & 0xff : bytes, V);
+    }
+    return load<V>(reinterpret_cast<const fp16*>(at) + v * LANES);
 }
 
 // The minima of outputs with scales.
-template <int64_t FORMAT, class V> INLINE V minima_of(const fp16* second, V scales) {
-    if (!has_second(FORMAT)) return V{};
-    return FORMAT == Q4_Z ? -load<V>(second) * scales : load<V>(second);
+template <int64_t FORMAT, class V> INLINE V minima_of(const Panel& p, int64_t b, int v, V scales) {
+    if constexpr (!has_minimum(FORMAT)) return V{};
+    if constexpr (FORMAT == Q4_K)
+        return -load<V>(p.factors_at(b) + PANEL + v * LANES) *
+               __builtin_convertvector(wide_bytes<V>(p.scales_at(b) + PANEL + v * LANES) & 0xff, V);
+    const V second = load<V>(reinterpret_cast<const fp16*>(p.scales_at(b)) + PANEL + v * LANES);
+    return FORMAT == Q4_Z ? -second * scales : second;
 }
 
-// One block of R rows, the first of which is number `at` of all blocks: integers, then floats as integer.h says.
-template <int64_t FORMAT, int R>
-INLINE void add_block(const uint8_t* scales, const uint8_t* quants, const QuantizedRows& x, int64_t at,
-                      fvec (&sums)[R][VECTORS]) {
+// Half a block of R rows, of a format whose halves have scales of their own.
+template <int64_t FORMAT, int R, int HALF>
+INLINE void add_half(const Panel& p, int64_t b, const QuantizedRows& x, int64_t at, fvec (&sums)[R][VECTORS]) {
     constexpr int64_t GROUP = QuantizedRows::GROUP;
+    const int64_t place = at / GROUP * 2 * GROUP + at % GROUP;
     ivec offsets[R], exact[R][VECTORS];
-    for (int r = 0; r < R; r++) offsets[r] = x.offsets[at + r] - ivec{};
-    dot_block<FORMAT, R>(quants, x.values + (at / GROUP * 2 * GROUP + at % GROUP) * BLOCK, offsets, exact);
-    const fp16* halves = reinterpret_cast<const fp16*>(scales);
+    for (int r = 0; r < R; r++) {
+        const int32_t all = x.offsets[place + r], first = x.offsets[place + GROUP + r];
+        offsets[r] = (HALF ? all - first : first) - ivec{};
+    }
+    dot_block<FORMAT, R, 4 * HALF, 4 * HALF + 4>(p.quants_at(b), x.values + place * BLOCK, offsets, exact);
     for (int v = 0; v < VECTORS; v++) {
-        const fvec scale = scales_of<FORMAT, fvec>(scales, v);
-        const fvec minimum = minima_of<FORMAT>(halves + PANEL + v * LANES, scale);
+        const fvec scale = scales_of<FORMAT, fvec>(p, b, v, HALF);
+        for (int r = 0; r < R; r++)
+            sums[r][v] = fused(to_float(exact[r][v]), scale * splat<fvec>(x.scales[at + r]), sums[r][v]);
+    }
+}
+
+// Block b of R rows, the first of which is number `at` of all blocks: integers, then floats as integer.h says.
+template <int64_t FORMAT, int R>
+INLINE void add_block(const Panel& p, int64_t b, const QuantizedRows& x, int64_t at, fvec (&sums)[R][VECTORS]) {
+    if constexpr (FORMAT == Q6_K) {
+        add_half<FORMAT, R, 0>(p, b, x, at, sums);
+        return add_half<FORMAT, R, 1>(p, b, x, at, sums);
+    }
+    constexpr int64_t GROUP = QuantizedRows::GROUP;
+    const int64_t place = at / GROUP * 2 * GROUP + at % GROUP;
+    ivec offsets[R], exact[R][VECTORS];
+    for (int r = 0; r < R; r++) offsets[r] = x.offsets[place + r] - ivec{};
+    dot_block<FORMAT, R>(p.quants_at(b), x.values + place * BLOCK, offsets, exact);
+    for (int v = 0; v < VECTORS; v++) {
+        const fvec scale = scales_of<FORMAT, fvec>(p, b, v);
+        const fvec minimum = minima_of<FORMAT>(p, b, v, scale);
         for (int r = 0; r < R; r++) {
             sums[r][v] = fused(to_float(exact[r][v]), scale * splat<fvec>(x.scales[at + r]), sums[r][v]);
-            if constexpr (has_second(FORMAT)) sums[r][v] = fused(minimum, splat<fvec>(x.sums[at + r]), sums[r][v]);
+            if constexpr (has_minimum(FORMAT)) sums[r][v] = fused(minimum, splat<fvec>(x.sums[at + r]), sums[r][v]);
         }
     }
 }
@@ -133,10 +174,9 @@ template <int64_t FORMAT, int R>
 __attribute__((noinline)) void vector_tile(const Matrix& w, int64_t panel, const QuantizedRows& x, int64_t row,
                                            float* y) {
     constexpr int64_t GROUP = QuantizedRows::GROUP;
-    constexpr int64_t SHARE = panel_layout(FORMAT, 2 * BLOCK).bytes / 2;  // of a block in the bytes of a panel
+    constexpr int64_t SHARE = panel_layout(FORMAT, SUPER).bytes / 8;  // of a block in the bytes of a panel
     const Panel p(w, panel);
     const int64_t blocks = w.K / BLOCK;
-    const uint8_t *scales = p.scales, *quants = p.quants;
     fvec sums[R][VECTORS] = {};
     int64_t at = row / GROUP * blocks * GROUP + row % GROUP;
     for (int64_t b = 0; b < blocks; b++, at += GROUP) {
@@ -146,9 +186,7 @@ __attribute__((noinline)) void vector_tile(const Matrix& w, int64_t panel, const
             __builtin_prefetch(ahead + STREAM_AHEAD + line);
             __builtin_prefetch(ahead + FAR_AHEAD + line, 0, SECOND_LEVEL);
         }
-        add_block<FORMAT, R>(scales, quants, x, at, sums);
-        scales += p.layout.scale_step;
-        quants += p.layout.quant_step;
+        add_block<FORMAT, R>(p, b, x, at, sums);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)

@@ -6,7 +6,8 @@
 // How the numbers of a packed matrix are stored; `ops/cpu.py` has the same numbers. Those from Q8_0 on are integers with
 // scales, laid out as integer.h says.
 enum Format : int64_t {
-    FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, FP8 = 3, Q8_0 = 4, Q4_0 = 5, Q4_1 = 6, Q4_Z = 7, MXFP4 = 8
+    FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, FP8 = 3, Q8_0 = 4, Q4_0 = 5, Q4_1 = 6, Q4_Z = 7, MXFP4 = 8, Q4_K = 9,
+    Q6_K = 10
 };
 
 struct Matrix {

@@ -39,24 +39,31 @@ INLINE float largest(const fvec (&x)[VECTORS_OF_BLOCK]) {
     return bit_copy<float>(fold(lanes, larger));
 }
 
-// One block, to the row's place in `values`; returns scale and sum of the values.
-INLINE std::pair<float, int32_t> quantize_block(const float* x, int8_t* values) {
+struct BlockSums {
+    float scale;
+    int32_t all, first;  // of the values, and of the first 16
+};
+
+// One block, to the row's place in `values`.
+INLINE BlockSums quantize_block(const float* x, int8_t* values) {
     fvec numbers[VECTORS_OF_BLOCK];
     for (int64_t v = 0; v < VECTORS_OF_BLOCK; v++) numbers[v] = load<fvec>(x + v * LANES);
     const float scale = largest(numbers) / LARGEST_INTEGER, inverse = 1.0f / scale;
     const bool usable = inverse > 0 && inverse <= std::numeric_limits<float>::max();  // not of zeros, infinity, NaN
     const fvec magic = splat<fvec>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
-    ivec sum{};
+    ivec sum{}, first{};
     int16_t integers[BLOCK] = {};
     if (usable)
         for (int64_t v = 0; v < VECTORS_OF_BLOCK; v++) {
             const ivec rounded = bit_copy<ivec>(numbers[v] * inverse + magic) - 0x4b400000;
             sum += rounded;
+            if (v == VECTORS_OF_BLOCK / 2 - 1) first = sum;
             const halves narrow = __builtin_convertvector(rounded, halves);
             memcpy(integers + v * LANES, &narrow, sizeof(narrow));
         }
     BlockDot::split(integers, values, values + GROUP * BLOCK);
-    return {scale, fold(sum, [](auto a, auto b) { return a + b; })};
+    const auto add = [](auto a, auto b) { return a + b; };
+    return {scale, fold(sum, add), fold(first, add)};
 }
 
 }  // namespace
@@ -66,10 +73,11 @@ void quantize_row(const float* x, int64_t row, int64_t K, const QuantizedRows& o
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t group = row / GROUP * blocks + b, at = group * GROUP + row % GROUP;
         int8_t* values = out.values + (group * PLANES * GROUP + row % GROUP) * BLOCK;
-        const auto [scale, sum] = quantize_block(x + b * BLOCK, values);
-        out.scales[at] = scale;
-        out.sums[at] = scale * float(sum);
-        out.offsets[at] = -128 * sum;
+        const BlockSums block = quantize_block(x + b * BLOCK, values);
+        out.scales[at] = block.scale;
+        out.sums[at] = block.scale * float(block.all);
+        out.offsets[group * 2 * GROUP + row % GROUP] = -128 * block.all;
+        out.offsets[group * 2 * GROUP + GROUP + row % GROUP] = -128 * block.first;
     }
 }
 
@@ -93,7 +101,7 @@ void pack_row(const uint8_t* row, int64_t format, int64_t blocks, int64_t lane, 
 }  // namespace
 
 int64_t quantized_rows_bytes(int64_t M, int64_t K) {
-    return row_groups(M) * GROUP * (PLANES * K + K / BLOCK * 12);
+    return row_groups(M) * GROUP * (PLANES * K + K / BLOCK * 16);
 }
 
 QuantizedRows quantized_rows_at(void* memory, int64_t M, int64_t K) {
@@ -124,6 +132,7 @@ void expand_mxfp4(const uint8_t* quants, uint8_t exponent, float* out) {
 }  // namespace
 
 void expand_row(const Matrix& w, int64_t row, float* out) {
+    if (is_super(w.format)) return expand_super_row(w, row, out);
     const Panel panel(w, row / PANEL);
     const int64_t lane = row % PANEL;
     for (int64_t b = 0; b < w.K / BLOCK; b++, out += BLOCK) {
@@ -153,14 +162,18 @@ extern "C" {
 void fl_pack_quantized(const uint8_t* rows, uint8_t* panels, int64_t format, int64_t N, int64_t K) {
     if (format == FP8) return pack_fp8(rows, panels, N, K);
     const PanelLayout layout = panel_layout(format, K);
-    const int64_t blocks = K / BLOCK, row_bytes = blocks * block_bytes(format);
+    const int64_t blocks = K / BLOCK;
+    const int64_t row_bytes = is_super(format) ? K / SUPER * super_bytes(format) : blocks * block_bytes(format);
     pool::parallel_ranges(panels_of(N), N * K * 4, [&](int64_t panel, int64_t end) {
         for (; panel < end; panel++) {
             uint8_t* to = panels + panel * layout.bytes;
             std::fill_n(to, layout.bytes, 0);
             const int64_t row = panel * PANEL;
             for (int64_t lane = 0; lane < std::min(PANEL, N - row); lane++)
-                pack_row(rows + (row + lane) * row_bytes, format, blocks, lane, layout, to);
+                if (is_super(format))
+                    pack_super_row(rows + (row + lane) * row_bytes, format, K, lane, layout, to);
+                else
+                    pack_row(rows + (row + lane) * row_bytes, format, blocks, lane, layout, to);
         }
     });
 }

@@ -19,7 +19,10 @@ from model_runtime.quantized import FORMS, QuantizedFormat, QuantizedMatrix, deq
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How the kernels number the storage types."""
-QUANTIZED_STORAGE: Mapping[QuantizedFormat, int] = {"fp8": 3, "q8_0": 4, "q4_0": 5, "q4_1": 6, "q4_z": 7, "mxfp4": 8}
+QUANTIZED_STORAGE: Mapping[QuantizedFormat, int] = {
+    **{"fp8": 3, "q8_0": 4, "q4_0": 5, "q4_1": 6, "q4_z": 7},
+    **{"mxfp4": 8, "q4_k": 9, "q6_k": 10},
+}
 """The same for numbers with scales."""
 ACTIVATIONS: Mapping[Activation, int] = {
     "gelu": 0,

@@ -11,7 +11,7 @@ from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_file import GGML_TYPES
 
 BLOCK_FORMATS: Mapping[str, QuantizedFormat] = MappingProxyType(
-    {"Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "MXFP4": "mxfp4"}
+    {"Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "MXFP4": "mxfp4", "Q4_K": "q4_k", "Q6_K": "q6_k"}
 )
 """ggml's names of the types whose integers are kept as they are."""
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -164,8 +164,8 @@ def test_expansion_equals_the_gguf_package(type_id: int) -> None:
 
 def test_types_beyond_ours_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(CheckpointError, match=r"type Q4_K need the optional package gguf: pip install 'firstlight"):
-        dequantize(torch.zeros(144, dtype=torch.uint8), 12, torch.empty(256))
+    with pytest.raises(CheckpointError, match=r"type Q5_K need the optional package gguf: pip install 'firstlight"):
+        dequantize(torch.zeros(176, dtype=torch.uint8), 13, torch.empty(256))
 
 
 def test_every_name_is_translated_and_unknown_ones_are_kept() -> None:

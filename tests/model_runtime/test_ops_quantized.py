@@ -16,7 +16,7 @@ from model_runtime.quantized import (
 )
 from tests.model_runtime.op_cases import EXACT, assert_close, compiled, randn
 
-FORMATS: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_1", "q4_z", "mxfp4"]
+FORMATS: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_1", "q4_z", "mxfp4", "q4_k", "q6_k"]
 
 
 def matrix(form: QuantizedFormat, n: int, k: int, seed: int = 0) -> QuantizedMatrix:
@@ -32,14 +32,24 @@ def matrix(form: QuantizedFormat, n: int, k: int, seed: int = 0) -> QuantizedMat
         scales[:, 1] = torch.randint(0, 16, (len(blocks),), generator=generator)
     if form == "mxfp4":
         scales = torch.randint(97, 132, (len(blocks), 1), generator=generator)
+    if form in ("q4_k", "q6_k"):  # factors of 64 numbers or 127
+        places = slice(0, 4) if form == "q4_k" else slice(208, 210)
+        blocks[:, places] = (scales / 64).half().view(torch.uint8)[:, : places.stop - places.start]
+        return QuantizedMatrix(data_NR=blocks.view(n, -1), format=form, num_columns=k)
     head = scales[:, : FORMS[form].head // FORMS[form].head_dtype.itemsize].to(FORMS[form].head_dtype).contiguous()
     blocks[:, : FORMS[form].head] = head.view(torch.uint8)
     return QuantizedMatrix(data_NR=blocks.view(n, -1), format=form, num_columns=k)
 
 
+def columns(form: QuantizedFormat, wanted: int) -> int:
+    """Or the next number of whole blocks."""
+    return -(-wanted // FORMS[form].numbers) * FORMS[form].numbers
+
+
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(("n", "k"), [(1, 32), (40, 64), (75, 608), (16, 1536)])
-def test_product(form: QuantizedFormat, n: int, k: int) -> None:
+@pytest.mark.parametrize(("n", "blocks"), [(1, 1), (40, 2), (75, 19), (16, 48)])
+def test_product(form: QuantizedFormat, n: int, blocks: int) -> None:
+    k = columns(form, 32 * blocks)
     ops, m, bias = compiled(), matrix(form, n, k), randn(n, seed=1)
     weight, exact = ops.pack_quantized(m, True), EXACT.pack_quantized(m, True)
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 70):
@@ -51,14 +61,19 @@ def test_product(form: QuantizedFormat, n: int, k: int) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("rows", [1, 5, 30])
 def test_with_float_rows_the_product_is_that_of_the_expanded_matrix(form: QuantizedFormat, rows: int) -> None:
-    ops, m, bias, x = compiled(), matrix(form, 603, 96), randn(603, seed=1), randn(rows, 96, seed=2)
+    ops, m, bias, x = (
+        compiled(),
+        matrix(form, 603, columns(form, 96)),
+        randn(603, seed=1),
+        randn(rows, columns(form, 96), seed=2),
+    )
     expanded = ops.linear(x, ops.pack(dequantize(m)), bias)
     assert torch.equal(ops.linear(x, ops.pack_quantized(m, False), bias), expanded)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_embedding_is_what_the_format_defines(form: QuantizedFormat) -> None:
-    ops, m = compiled(), matrix(form, 75, 96)
+    ops, m = compiled(), matrix(form, 75, columns(form, 96))
     ids = torch.tensor([0, 74, 16, 16, 31], dtype=torch.int32)
     assert torch.equal(ops.embedding(ids, ops.pack_quantized(m, True)), dequantize(m)[ids])
 
@@ -77,8 +92,13 @@ def test_every_number_of_mxfp4_with_the_least_and_largest_exponents() -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_row_is_the_same_in_every_batch(form: QuantizedFormat) -> None:
-    ops, before, x, bias = compiled(), torch.get_num_threads(), randn(300, 544, seed=3), randn(70, seed=4)
-    weight = ops.pack_quantized(matrix(form, 70, 544), True)
+    ops, before, x, bias = (
+        compiled(),
+        torch.get_num_threads(),
+        randn(300, columns(form, 544), seed=3),
+        randn(70, seed=4),
+    )
+    weight = ops.pack_quantized(matrix(form, 70, columns(form, 544)), True)
     alone = torch.cat([ops.linear(x[i : i + 1], weight, bias) for i in range(len(x))])
     for threads in (1, 2, 3):
         set_threads(threads)
@@ -93,8 +113,8 @@ def test_a_row_is_the_same_in_every_batch(form: QuantizedFormat) -> None:
 @pytest.mark.parametrize("rows", [6, 20])
 def test_rows_at_the_ends_of_the_range(form: QuantizedFormat, rows: int) -> None:
     """Zeros, an outlier, the largest values on both sides, and numbers too small to have a scale."""
-    ops, m = compiled(), matrix(form, 40, 64)
-    x = randn(rows, 64)
+    ops, m = compiled(), matrix(form, 40, columns(form, 64))
+    x = randn(rows, columns(form, 64))
     x[0] = 0
     x[1, 5] = 1e30
     x[2], x[3] = 3.0, -3.0
@@ -111,7 +131,7 @@ def test_rows_at_the_ends_of_the_range(form: QuantizedFormat, rows: int) -> None
 @pytest.mark.parametrize("rows", [2, 20])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 def test_a_row_that_is_not_finite_gives_nothing_finite(form: QuantizedFormat, rows: int, broken: float) -> None:
-    ops, m, x = compiled(), matrix(form, 40, 64), randn(rows, 64)
+    ops, m, x = compiled(), matrix(form, 40, columns(form, 64)), randn(rows, columns(form, 64))
     x[1, 40] = broken
     out = ops.linear(x, ops.pack_quantized(m, True), None)
     assert not out[1].isfinite().any()

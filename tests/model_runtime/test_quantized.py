@@ -32,6 +32,9 @@ from tests.model_runtime.test_gguf import gguf_name, metadata, permuted
 from tests.model_runtime.test_gguf_file import finish
 
 MADE: list[QuantizedFormat] = ["q8_0", "q4_0"]
+SUPER = {"q4_k": GGMLQuantizationType.Q4_K, "q6_k": GGMLQuantizationType.Q6_K}
+"""Blocks of 256, which `gguf` expands but does not make."""
+WIDE: dict[str, object] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
 STORED = {name: GGMLQuantizationType[name.upper()] for name in ("q8_0", "q4_0", "q4_1", "mxfp4")}
 
 
@@ -67,6 +70,17 @@ def test_rows_for_a_product() -> None:
         assert finite[1, :32].all() and not finite[1, 32:].all() and finite[[0, 2, 3, 4]].all()
 
 
+def stored(rows: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """As bytes; of a kind that nothing here makes, some of the right size."""
+    if kind not in SUPER.values():
+        return gguf.quants.quantize(rows, kind)
+    size = row_bytes("q4_k" if kind == GGMLQuantizationType.Q4_K else "q6_k", 256)
+    blocks = np.random.default_rng(rows.shape[0]).integers(0, 256, (rows.size // 256, size), np.uint8)
+    factors = slice(0, 4) if kind == GGMLQuantizationType.Q4_K else slice(208, 210)
+    blocks[:, factors] = np.array([2e-4, 1.5e-3], np.float16).view(np.uint8)[: factors.stop - factors.start]
+    return blocks.reshape(rows.shape[0], -1)
+
+
 def write_quantized(path: Path, model: PreTrainedModel, kind: GGMLQuantizationType) -> None:
     heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
     writer = GGUFWriter(path, "llama")
@@ -75,26 +89,29 @@ def write_quantized(path: Path, model: PreTrainedModel, kind: GGMLQuantizationTy
         rows, projection = tensor.numpy(), key.split(".")[-2]
         rows = np.ascontiguousarray(permuted(rows, heads[projection]) if projection in heads else rows)
         if rows.ndim == 2:
-            writer.add_tensor(gguf_name(key), gguf.quants.quantize(rows, kind), raw_dtype=kind)
+            writer.add_tensor(gguf_name(key), stored(rows, kind), raw_dtype=kind)
         else:
             writer.add_tensor(gguf_name(key), rows)
     finish(writer)
 
 
-@pytest.mark.parametrize("quantized", STORED)
+@pytest.mark.parametrize("quantized", STORED | SUPER)
 def test_integers_of_a_gguf_file_are_kept(tmp_path: Path, quantized: str) -> None:
     """Matrices hold the file's integers, and with float32 rows the model computes what its expanded copy computes."""
-    model = make_model("llama", {})
-    write_quantized(tmp_path / "m.gguf", model, STORED[quantized])
+    model, kind = make_model("llama", WIDE if quantized in SUPER else {}), (STORED | SUPER)[quantized]
+    write_quantized(tmp_path / "m.gguf", model, kind)
     decoder = load(tmp_path / "m.gguf", EXACT).decoder
     weight = decoder.layers[1].mlp.down.weight
-    expected = gguf.quants.quantize(model.model.layers[1].mlp.down_proj.weight.detach().numpy(), STORED[quantized])
+    expected = stored(model.model.layers[1].mlp.down_proj.weight.detach().numpy(), kind)
     assert weight.quantized == quantized
     assert np.array_equal(weight.data.numpy(), expected.view(np.uint8))
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
-            raw = gguf.quants.quantize(parameter.detach().numpy(), STORED[quantized])
-            parameter.data = torch.from_numpy(gguf.quants.dequantize(raw, STORED[quantized]))
+            numbers = torch.from_numpy(gguf.quants.dequantize(stored(parameter.detach().numpy(), kind), kind))
+            if quantized in SUPER and name.split(".")[-2] in ("q_proj", "k_proj"):  # made up in the file's order
+                pairs = numbers.view(-1, model.config.head_dim // 2, 2, numbers.shape[1])
+                numbers = pairs.transpose(1, 2).flatten(0, 2)
+            parameter.data = numbers
     with torch.inference_mode():
         reference = model(torch.tensor([list(range(3, 36))])).logits[0]
     assert (logits(decoder) - reference).abs().max() <= 1e-4
