@@ -78,6 +78,11 @@ class LongText:
         """Whether layers keep states, which are of the text's end alone: then no row can be computed by itself."""
         return any(isinstance(layer, StateLayer) for layer in self._kv)
 
+    @property
+    def num_pools(self) -> int:
+        """Tensors that hold the caches, each in pages of its own."""
+        return sum(len(layer.pools) for layer in self._kv)
+
     def compute(
         self, chunk: int, wanted: Iterable[int], on_chunk: Callable[[int], bool], end: int | None = None
     ) -> Logits:

@@ -58,6 +58,12 @@ class ContextFound:
     """When the model was loaded."""
     block_bytes: int
     block_size: int
+    num_pools: int
+    """Tensors that hold the blocks."""
+    page_bytes: int
+    """What the system gives of each when its first byte is touched, if it can."""
+    text_blocks: int
+    """Of the whole text."""
     step_bytes: int
     moments: tuple[Moment, ...]
     alone: Difference | None

@@ -8,12 +8,14 @@ import itertools
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from model_runtime.align.product import Product, load_product
 from model_runtime.device import default_budget
+from model_runtime.huge_pages import HUGE_PAGE
 from model_runtime.long_reference import reference_decoder
 from model_runtime.long_text import (
     Logits,
@@ -62,7 +64,8 @@ def compute(config: ServeConfig, wanted: ContextWanted, told: Callable[[float, s
     product = load_product(Path(wanted.model), config.runtime, lambda fraction: None)
     own, block_size = product.decoder.own, product.block_size
     block_bytes = cache_block_bytes(own, block_size, product.kv_type)
-    activations = step_bytes(own, config.runtime, config.scheduler)
+    alone_there = replace(config.scheduler, max_num_seqs=1, speculative_config=None)
+    activations = step_bytes(own, config.runtime, alone_there)
     budget = config.runtime.memory_budget or default_budget(product.device)
     # twice the blocks: a part is computed again in other ones
     room = (budget - product.model.weight_bytes - activations) // (2 * block_bytes) * block_size
@@ -91,6 +94,9 @@ def compute(config: ServeConfig, wanted: ContextWanted, told: Callable[[float, s
         base_bytes=base,
         block_bytes=block_bytes,
         block_size=block_size,
+        num_pools=text.num_pools,
+        page_bytes=HUGE_PAGE,
+        text_blocks=-(-tokens // block_size),
         step_bytes=activations,
         moments=tuple(moments[:: -(-len(moments) // SAMPLES)]),
         alone=alone,

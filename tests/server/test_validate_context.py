@@ -7,7 +7,7 @@ import pytest
 
 from model_runtime.config import RuntimeConfig
 from server.config import ServeConfig
-from server.validate.context import context_checks, planned_bytes, plots
+from server.validate.context import context_checks, paged_bytes, planned_bytes, plots
 from server.validate.context_found import ContextFound, ContextWanted, Difference, Moment
 from server.validate.context_process import compute
 from tests.checkpoints import make_checkpoint
@@ -23,6 +23,9 @@ FOUND = ContextFound(
     base_bytes=100 * MIB,
     block_bytes=MIB,
     block_size=16,
+    num_pools=4,
+    page_bytes=2 * MIB,
+    text_blocks=256,
     step_bytes=10 * MIB,
     moments=tuple(Moment(tokens=at, seconds=at / 100, num_bytes=(105 + at // 16) * MIB) for at in (1024, 2048, 4096)),
     alone=SAME,
@@ -37,6 +40,8 @@ def outcomes(found: ContextFound) -> dict[str, str]:
 
 def test_figures_as_they_should_be() -> None:
     assert planned_bytes(FOUND, 4090) == (100 + 256) * MIB
+    assert paged_bytes(FOUND, 4090) == (100 + 256) * MIB
+    assert paged_bytes(FOUND, 17) == (100 + 4 * 2) * MIB  # a page of each of four tensors
     assert set(outcomes(FOUND).values()) == {"passed"} and len(outcomes(FOUND)) == 4
     memory, speed = plots(FOUND)
     assert memory.series[0].points == [(1024, 169.0), (2048, 233.0), (4096, 361.0)]
