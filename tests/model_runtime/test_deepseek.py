@@ -17,11 +17,14 @@ from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.memory_steps import activation_bytes
 from model_runtime.ops import load_ops, set_threads
 from model_runtime.ops.registry import select
+from model_runtime.parallel import Alone, Collectives
 from model_runtime.weights.errors import CheckpointError
 from tests.checkpoints import VOCAB_SIZE
 from tests.model_runtime.deepseek import YARN, make_model
 from tests.model_runtime.memory import measured_bytes
 from tests.model_runtime.paged import DEVICE, PagedRun
+from tests.model_runtime.quantized_checkpoints import fp8_blocks
+from tests.model_runtime.ranks import on_shared_memory
 from tests.vlm import make_vlm
 from vision.encoder.model import ImageInput
 
@@ -148,6 +151,33 @@ def test_layers_for_drafts_are_left_out(tmp_path: Path) -> None:
     rewrite(tmp_path, tensors | drafts, {"num_nextn_predict_layers": 1})
     with pytest.raises(CheckpointError, match=r"unused are model\.layers\.4\."):
         load_model(tmp_path, load_ops(DEVICE, "reference"), DEVICE, lambda fraction: None)
+
+
+def test_attention_in_fp8(tmp_path: Path) -> None:
+    """As DeepSeek-V3 is published: the matrix that is taken apart by heads too, whose blocks of scales begin anywhere
+    in a head; on one rank and on two."""
+    model, (prompt,) = make_model({"kv_lora_rank": 32, "q_lora_rank": 32}), prompts_of((60,))
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and "self_attn" in name:
+            stored, expanded = fp8_blocks(module.weight.detach(), (16, 16))
+            del tensors[f"{name}.weight"]
+            tensors |= {f"{name}.{ending}": tensor.contiguous() for ending, tensor in stored.items()}
+            module.weight.data.copy_(expanded)
+    how = {"quant_method": "fp8", "weight_block_size": [16, 16], "modules_to_not_convert": ["lm_head", "mlp"]}
+    rewrite(tmp_path, tensors, {"quantization_config": how})
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0]
+
+    def logits(collectives: Collectives) -> Tensor:
+        ops = load_ops(DEVICE, "auto")
+        decoder = load_model(tmp_path, ops, DEVICE, lambda fraction: None, collectives=collectives).decoder
+        return PagedRun(decoder).step({0: prompt})[0]
+
+    for found in (logits(Alone()), on_shared_memory(2, logits)[0]):
+        error = (found - expected).norm(dim=1) / expected.norm(dim=1)
+        assert error.median() <= 2e-3
 
 
 @pytest.mark.parametrize("published", [False, True])
