@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from model_runtime.align.product import Product
 from model_runtime.align.prompts import Prompts, num_blocks, steps
 from model_runtime.align.timing import best_seconds
-from model_runtime.batch import Batch, make_batch
+from model_runtime.batch import Batch, Runs, make_batch
 from model_runtime.caches import allocate_caches
 from model_runtime.checkpoint import load_model
 from model_runtime.device_batch import upload
@@ -26,8 +26,10 @@ from model_runtime.latent_store import LatentLayer
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.layer import EagerLayers
 from model_runtime.ops.registry import Ops, PackedWeight, RopeTable, Scoring, implementations, select
+from model_runtime.state_store import StateLayer
 from model_runtime.weights.load import Precision
 
+T = TypeVar("T")
 PROMPT, SEQUENCES = 64, 4
 """Tokens of the step that computes prompts, and sequences of the step after it, of a token each."""
 COMPARED = (
@@ -44,8 +46,10 @@ COMPARED = (
     "silu_mul",
     "gelu_tanh_mul",
     "activate",
+    "short_conv",
+    "delta_rule",
 )
-"""Operations of one rank's step, but for those with a state and for sampling."""
+"""Operations of one rank's step, but for sampling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,7 @@ def _shape(value: Any) -> object:
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
-    if isinstance(value, KVLayer | LatentLayer):
+    if isinstance(value, KVLayer | LatentLayer | StateLayer):
         return copy.deepcopy(value)
     return value
 
@@ -140,7 +144,8 @@ def calls_of(path: Path, product: Product, prompts: Prompts) -> tuple[list[Call]
     capture = _Capture()
     plain.dtype, plain.ops = torch.float64, capture.watched(ops)
     plain.stack = EagerLayers(plain.ops, plain.layers)
-    kv = allocate_caches(plain.own, num_blocks(prompts, product.block_size), product.block_size, torch.float64, device)
+    blocks, size = num_blocks(prompts, product.block_size), product.block_size
+    kv = allocate_caches(plain.own, blocks, size, torch.float64, device, len(prompts))
     with torch.inference_mode():
         for step in steps(prompts, product.block_size, chunk=PROMPT):
             capture.step = "decode" if step.plan.query_lens[0] == 1 else "prompt"
@@ -175,6 +180,8 @@ class _Given:
             return replace(value, cos_PR2=cos, sin_PR2=sin, growth_P=growth_P)
         if isinstance(value, Scoring) and value.sinks_H is not None:
             return replace(value, sinks_H=value.sinks_H.to(self._device))
+        if isinstance(value, StateLayer):
+            return StateLayer(*(pool.to(self._device, copy=True) for pool in (value.conv_NPC, value.delta_NHKV)))
         if isinstance(value, LatentLayer):
             rows_NBX = value.rows_NBX.to(self._device, self._kv_type, copy=True)
             return replace(value, rows_NBX=rows_NBX)
@@ -241,7 +248,7 @@ def _bytes(call: Call, given: _Given) -> int:
             total += value.num_bytes * rows // value.num_rows
         elif isinstance(value, Tensor):
             total += value.nbytes
-    return total + _keys(call) * given.kv_bytes
+    return total + _keys(call) * given.kv_bytes + _states(call)
 
 
 def _keys(call: Call) -> int:
@@ -253,9 +260,27 @@ def _keys(call: Call) -> int:
     return sum(pool[0].numel() for pool in cache.pools) // batch.block_size * int(batch.kv_lens_S.sum())
 
 
+def _states(call: Call) -> int:
+    """Bytes of states that are read and written: one of each for a run."""
+    total = 0
+    for state, runs in zip(_of(call, StateLayer), _of(call, Runs), strict=True):
+        pool = state.conv_NPC if call.operation == "short_conv" else state.delta_NHKV
+        total += 2 * len(runs.reads_G) * pool[0].nbytes
+    return total
+
+
+def _of(call: Call, kind: type[T]) -> list[T]:
+    return [value for value in call.arguments if isinstance(value, kind)]
+
+
 def _flops(call: Call) -> int:
-    """Of products: two for each number of the matrix and row, and for each query and key twice the channels."""
+    """Of products: two for each number of the matrix and row, and for each query and key twice the channels; with each
+    number of a head's state a row has three."""
     rows = len(call.result)
+    for state in _of(call, StateLayer):
+        if call.operation == "short_conv":
+            return 2 * (state.conv_NPC.shape[1] + 1) * call.result.numel()
+        return 6 * rows * state.delta_NHKV[0].numel()
     for value in call.arguments:
         if isinstance(value, PackedWeight):
             return 0 if call.operation == "embedding" else 2 * rows * value.num_rows * value.num_columns

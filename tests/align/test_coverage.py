@@ -10,6 +10,7 @@ from model_runtime.align.coverage import Measured, calls_of, measure
 from model_runtime.align.product import load_product
 from model_runtime.align.prompts import seeded_prompts
 from model_runtime.config import RuntimeConfig
+from model_runtime.opening import open_checkpoint
 from server import cli
 from tests.checkpoints import make_checkpoint
 from tests.family_cases import make_random_model
@@ -55,6 +56,20 @@ def test_latent_attention(tmp_path: Path) -> None:
     found = measured(tmp_path, RuntimeConfig(prepare_weights=False, threads=1))
     assert {"latent_attention", "linear_heads", "rope_and_cache_latent"} <= {entry.operation for entry in found}
     assert all(entry.error < 1e-4 for entry in found)
+
+
+def test_states(tmp_path: Path) -> None:
+    make_random_model(tmp_path, "kimi_linear", 0)
+    found = measured(tmp_path, RuntimeConfig(prepare_weights=False, threads=1))
+    used = {entry.operation: entry for entry in found if entry.is_used and entry.step == "decode"}
+    assert {"short_conv", "delta_rule", "latent_attention"} <= used.keys()
+    assert all(entry.error < 1e-4 and entry.implementation == "cpu" for entry in used.values())
+    rule = open_checkpoint(tmp_path).config.delta
+    assert rule is not None
+    state, rows = rule.value_heads * rule.key_dim * rule.value_dim, 2
+    assert used["delta_rule"].flops == 6 * rows * state
+    assert used["delta_rule"].bytes_moved > 2 * rows * 4 * state
+    assert used["short_conv"].flops == 2 * rows * rule.channels * rule.conv_width
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
