@@ -79,10 +79,7 @@ class TracedOps:
         self._names = _by_identity(decoder.parameters, named_parameters(table, decoder.share))
         if decoder.head is not None:
             self._names[id(decoder.head)] = _head(decoder)
-        self._share = decoder.share
-        head_dim, share = decoder.config.head_dim, decoder.share
-        self._heads = tuple(part.of(part.total * head_dim) for part in (share.heads, share.kv_heads))
-        """Columns of the queries and keys of all ranks that this one has."""
+        self._share, self._config = decoder.share, decoder.config
         self.layer = 0
 
     def ops(self) -> Ops:
@@ -154,6 +151,13 @@ class TracedOps:
             shared_THR.copy_(flat_TX.view(shared_THR.shape))
         if self._recorder.is_forced:
             self._ops.rope_and_cache_latent(query_THX, row_TX, _still(rope), batch, kv)
+
+    @property
+    def _heads(self) -> tuple[slice, slice]:
+        """Columns of the queries and keys of all ranks that this one has in the layer."""
+        config, share = self._config.of_layer(self.layer), self._share
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return share.heads.of(queries), share.kv_heads.of(keys)
 
     def _take_heads(self, qkv_TE: Tensor, shape: HeadShape, paths: Sequence[str | None], kind: str) -> None:
         """Queries and keys."""

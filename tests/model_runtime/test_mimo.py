@@ -19,6 +19,7 @@ from model_runtime.memory_steps import activation_bytes
 from model_runtime.ops import load_ops
 from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError
+from tests.align.cases import make_aligned
 from tests.family_cases import make_random_model
 from tests.model_runtime.memory import measured_bytes
 from tests.model_runtime.paged import DEVICE, PagedRun
@@ -153,3 +154,8 @@ def test_activations_are_as_planned(tmp_path: Path, value_dim: int) -> None:
         peak, _ = measured_bytes(lambda: decoder.forward(batch, run.kv))
     assert peak == pytest.approx(activation_bytes(decoder.config, 200, 0), rel=0.1)
     assert json.loads((tmp_path / "config.json").read_text())["v_head_dim"] == value_dim
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_align_knows_which_heads_a_layer_has(tmp_path: Path, ranks: int) -> None:
+    assert make_aligned(tmp_path, "mimo_v2_flash", 1).compared(ranks=ranks).passed
