@@ -255,7 +255,7 @@ def _info(
         kv_bytes=pool.num_blocks * needs.block_bytes,
         has_states=config.delta is not None,
         state_bytes=needs.states,
-        step_bytes=needs.largest_step,
+        step_bytes=needs.largest_step + needs.score_bytes * pool.max_model_len,
         max_num_batched_tokens=step_tokens(config, scheduler),
         bytes_per_embedding=0 if images is None else embedding_bytes(config),
         max_image_pixels=needs.max_image_pixels,

@@ -158,7 +158,7 @@ def block_size(device: torch.device, configured: int) -> int:
     return PAGE if device.type == "cuda" else configured
 
 
-def _has_own_scores(config: ModelConfig) -> bool:
+def has_own_scores(config: ModelConfig) -> bool:
     """Whether flash attention does not weigh keys as the architecture does."""
     return config.attention_softcap > 0 or config.attention_sinks != "none" or any(config.attention_chunks)
 
@@ -170,6 +170,6 @@ def on_device(decoder: Decoder, kv: Caches, max_model_len: int, max_num_seqs: in
     graphs = None
     first = kv[0]
     suits = decoder.ops == select("cuda") and isinstance(first, KVLayer) and suits_flash_attention(decoder.dtype, first)
-    if suits and decoder.config.experts is None and not _has_own_scores(decoder.config):
+    if suits and decoder.config.experts is None and not has_own_scores(decoder.config):
         graphs = DecodeGraphs(decoder, kv, cuda_capture(), max_num_seqs=max_num_seqs, max_model_len=max_model_len)
     return DeviceDecoder(decoder, graphs)

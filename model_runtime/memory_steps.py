@@ -104,6 +104,8 @@ def _feed_forward_floats(config: ModelConfig) -> int:
         return dense
     copies = 2 + (config.experts.num_chosen if config.experts.weigh_input else 0)
     experts = columns * config.experts.intermediate_size + copies * _expert_width(config)
+    if config.experts.clamp:  # gate and up, each of them within its limits, and a copy on the way
+        experts = max(experts, 5 * config.experts.intermediate_size + (copies - 1) * _expert_width(config))
     return max(
         dense if config.experts.dense_layers else 0,
         columns * config.experts.shared_size,
@@ -131,6 +133,19 @@ def step_bytes(
     own_bytes = activation_bytes(config, own, rows, sampler_threads)
     exchange = expert_exchange_bytes(config) if runtime.enable_expert_parallel else 0
     return own_bytes + exchange + shared_attention_bytes(config, tokens, own * ranks)
+
+
+def score_bytes(config: ModelConfig, runtime: RuntimeConfig, scheduler: SchedulerConfig) -> int:
+    """What attention takes for each position of the longest sequence where plain torch computes it: sequence by
+    sequence, scores of the step's queries and what they become, keys and values as stored and widened, and who sees
+    whom, in bytes. Ranks that share sequences have keys of some positions each."""
+    tokens, ranks = step_tokens(config, scheduler), runtime.context_parallel_size
+    copies = 3 if ranks > 1 or config.attention_softcap or config.attention_sinks != "none" else 2
+    heads = config.num_heads + sum(config.absent_heads)
+    kept = 4 * max(config.num_kv_heads, config.windowed_kv_heads) * config.head_dim
+    if config.latent is not None:
+        kept = 3 * config.latent.row_width
+    return FLOAT_BYTES * (copies * heads * tokens + kept + tokens // 4) // ranks
 
 
 def expert_exchange_bytes(config: ModelConfig) -> int:

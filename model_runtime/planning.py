@@ -13,15 +13,15 @@ import torch
 from model_runtime.architecture import ModelConfig
 from model_runtime.config import RuntimeConfig
 from model_runtime.device import activation_dtype, usual_kv_dtype
-from model_runtime.graphs import SPARE_BLOCKS
+from model_runtime.graphs import SPARE_BLOCKS, has_own_scores
 from model_runtime.host import usable_cores
 from model_runtime.image_side import USUAL_SIDE, ImageSide
-from model_runtime.kv_store import storage_type
+from model_runtime.kv_store import KVLayer, storage_type
 from model_runtime.layout import Layout
 from model_runtime.memory import PlanError, PoolSize, size_pool
 from model_runtime.memory_caches import cache_block_bytes, next_token_block_bytes, rope_bytes, state_bytes
 from model_runtime.memory_images import ImageMemory, encode_bytes, image_pixels
-from model_runtime.memory_steps import FLOAT_BYTES, step_bytes
+from model_runtime.memory_steps import FLOAT_BYTES, score_bytes, step_bytes
 from model_runtime.memory_weights import (
     PlannedWeights,
     WeightPart,
@@ -32,7 +32,8 @@ from model_runtime.memory_weights import (
 from model_runtime.models.decoder import decoder_table
 from model_runtime.opening import Opened, next_token_parameters, open_checkpoint
 from model_runtime.ops import is_compiled
-from model_runtime.ops.registry import Ops
+from model_runtime.ops.cuda import suits_flash_attention
+from model_runtime.ops.registry import Ops, select
 from model_runtime.share import Share
 from model_runtime.shared_memory import region_bytes
 from model_runtime.stages import rank_shares
@@ -95,6 +96,8 @@ class RankNeeds:
     """Of slots for the states of all sequences that run or are kept."""
     position_bytes: int
     """Of tables, for each position of the longest sequence."""
+    score_bytes: int
+    """Of attention in plain torch, for each position of the longest sequence."""
     step: int
     """Temporary tensors of the largest step, beside those that encode images."""
     images: ImageMemory | None
@@ -124,7 +127,7 @@ class RankNeeds:
             weight_bytes=self.weight_bytes,
             block_bytes=self.block_bytes,
             step=self.step,
-            position_bytes=self.position_bytes,
+            position_bytes=self.position_bytes + self.score_bytes,
             images=self.images,
         )
 
@@ -168,6 +171,7 @@ def rank_needs(
     dtype = activation_dtype(device, weights.embedding, exact=not how.integer_rows)
     kv_type = storage_type(runtime.kv_cache_dtype, usual_kv_dtype(dtype, weights.integer_rows))
     threads = compute_threads(runtime, len(runtime.own_ranks)) if is_compiled(ops) else None
+    has_scores = _attends_plainly(own, scheduler, ops, dtype, kv_type)
     images, largest = None, 0
     if model.opened.side is not None and share.is_first_stage:
         images, largest = image_memory(model.opened.side, own, runtime, scheduler, budget)
@@ -183,6 +187,7 @@ def rank_needs(
         spare_blocks=0 if device.type == "cpu" else SPARE_BLOCKS,
         states=state_bytes(own) * scheduler.num_states,
         position_bytes=rope_bytes(own),
+        score_bytes=score_bytes(own, runtime, scheduler) if has_scores else 0,
         step=step_bytes(own, runtime, scheduler, threads),
         images=images,
         max_image_pixels=largest,
@@ -233,6 +238,20 @@ def image_memory(
 def embedding_bytes(config: ModelConfig) -> int:
     """Of one embedding of an image in the encoder cache."""
     return FLOAT_BYTES * config.hidden_size * (1 + config.num_deepstack)
+
+
+def _attends_plainly(
+    config: ModelConfig, scheduler: SchedulerConfig, ops: Ops, dtype: torch.dtype, kv_type: torch.dtype
+) -> bool:
+    """Whether the scores of a whole sequence exist at a time: compiled code and flash attention go through keys in
+    pieces."""
+    if is_compiled(ops) or all(config.delta_layers):
+        return False
+    if ops.paged_attention != select("cuda").paged_attention or config.latent is not None or config.image_span:
+        return True
+    shape = (1, config.num_kv_heads, config.head_dim, scheduler.block_size)
+    key_NHDB = torch.empty(shape, dtype=kv_type, device="meta")
+    return not suits_flash_attention(dtype, KVLayer(key_NHDB, key_NHDB.transpose(2, 3))) or has_own_scores(config)
 
 
 def compute_threads(runtime: RuntimeConfig, ranks_here: int) -> int:

@@ -89,11 +89,13 @@ class Fit:
     def without_kv(self, needs: RankNeeds) -> int:
         """Bytes that a rank takes beside keys and values."""
         images = 0 if needs.images is None else needs.images.cache
-        return needs.weight_bytes + needs.states + needs.exchange + images + needs.largest_step + self.tables(needs)
+        return (
+            needs.weight_bytes + needs.states + needs.exchange + images + needs.largest_step + self.by_position(needs)
+        )
 
-    def tables(self, needs: RankNeeds) -> int:
-        """Of rotations."""
-        return needs.position_bytes * self.length
+    def by_position(self, needs: RankNeeds) -> int:
+        """Of rotations, and of scores where plain torch attends."""
+        return (needs.position_bytes + needs.score_bytes) * self.length
 
     def kv(self, needs: RankNeeds) -> int:
         """Of the pool; without one, of one sequence."""

@@ -109,7 +109,13 @@ def parts(fit: Fit) -> dict[str, int]:
     """What the fullest rank takes, by part."""
     needs = fit.fullest
     found: dict[str, int] = dict([*needs.weights.parts.items(), *needs.vision.items()])
-    found |= {"rotations": fit.tables(needs), "keys and values": fit.kv(needs), "largest step": needs.largest_step}
+    found |= {
+        "rotations": needs.position_bytes * fit.length,
+        "keys and values": fit.kv(needs),
+        "largest step": needs.largest_step,
+    }
+    if needs.score_bytes:
+        found["scores"] = needs.score_bytes * fit.length
     if needs.states:
         found["states"] = needs.states
     if needs.images is not None:

@@ -196,6 +196,19 @@ def test_activations_are_as_planned(
     assert living == 0
 
 
+def test_scores_of_plain_torch_are_planned(checkpoint: Path) -> None:
+    """They are there for all keys of a sequence at once, and most of what a step takes; its feed-forward blocks come
+    later, but are planned beside."""
+    plan, scheduler = make_plan(1024, 1, 0.0), SchedulerConfig(max_num_seqs=2, block_size=32)
+    scheduler = replace(scheduler, max_num_batched_tokens=1024)
+    runtime = RuntimeConfig(kernels="reference", max_model_len=1024)
+    executor = load_executor(checkpoint, runtime, scheduler, lambda stage, fraction: None)
+    peak, _ = measured_bytes(lambda: executor.execute(plan))
+    planned = executor.info.step_bytes
+    assert planned > 3 * activation_bytes(replace(MODEL, intermediate_size=512), 1024, 0)
+    assert 0.8 * planned < peak <= planned
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_takes_the_memory_of_its_share(checkpoint: Path, rank: int) -> None:
     """In a step within 10 %; and no more than half of the budget, less what it has of weights and the cache."""

@@ -57,9 +57,11 @@ def test_the_pool_has_what_states_leave(checkpoint: Path) -> None:
     config, runtime, block = read_config(checkpoint), RuntimeConfig(max_model_len=64), 4096
 
     def num_blocks(budget: int, scheduler: SchedulerConfig = SCHEDULER) -> int:
-        return size_pool(config, runtime, scheduler, budget=budget, weight_bytes=0, block_bytes=block).num_blocks
+        sizes = {"weight_bytes": 0, "block_bytes": block, "step": step}
+        return size_pool(config, runtime, scheduler, budget=budget, **sizes).num_blocks
 
-    steady = step_bytes(config, runtime, SCHEDULER) + (3 + 5) * ONE_STATE
+    step = step_bytes(config, runtime, SCHEDULER)
+    steady = step + (3 + 5) * ONE_STATE
     assert num_blocks(steady + 10 * block) == 10
     assert num_blocks(steady + 10 * block - 1) == 9
     assert num_blocks(steady + 10 * block, replace(SCHEDULER, max_state_checkpoints=6)) == 9

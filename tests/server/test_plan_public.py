@@ -132,6 +132,8 @@ def test_671b(capsys: pytest.CaptureFixture[str]) -> None:
     a_token = 61 * (512 + 64) * BF16
     assert parts["keys and values"] == (163840 // 256 + 1) * 256 * a_token
     assert (a_token, eight["sequences"]) == (70_272, 1)
+    # plain torch attends: scores of 256 queries of 16 heads, twice, the latents three times, a byte a query of a mask
+    assert parts["scores"] == 163840 * ((2 * 16 * 256 + 3 * 576) * F32 + 256)
 
 
 @pytest.mark.parametrize(
