@@ -90,21 +90,34 @@ def active_numbers(needs: RankNeeds, config: ModelConfig) -> float:
 
 
 def _visible(needs: RankNeeds, config: ModelConfig, context: int) -> list[int]:
-    """Keys that a query sees, of each layer of this rank."""
-    windows = config.sliding_windows[needs.share.layers.start : needs.share.layers.stop]
-    return [min(context, window) if window else context for window in windows]
+    """Keys that a query sees, of each layer of this rank that has some: one with a state has none."""
+    own = slice(needs.share.layers.start, needs.share.layers.stop)
+    windows = config.sliding_windows[own]
+    has_state = needs.own.delta_layers
+    return [
+        min(context, window) if window else context
+        for window, without in zip(windows, has_state, strict=True)
+        if not without
+    ]
 
 
 def keys_read(needs: RankNeeds, context: int) -> float:
     """Bytes of the caches that a query of a sequence reads in all layers of a rank, if it has all of its keys."""
     block_tokens = needs.block_tokens // needs.layout.context_size
-    of_layer = needs.block_bytes / block_tokens / needs.own.num_layers
-    return of_layer * sum(_visible(needs, needs.own, context))
+    visible = _visible(needs, needs.own, context)
+    return needs.block_bytes / block_tokens / max(1, len(visible)) * sum(visible)
 
 
 def attention_flops(needs: RankNeeds, config: ModelConfig, context: int) -> float:
-    """Of a token's queries with keys and values."""
-    return 4.0 * config.num_heads * config.head_dim * sum(_visible(needs, config, context))
+    """Of a token's queries with keys and values, or with latent vectors in place of both."""
+    return 2.0 * config.num_heads * sum(_channels(config)) * sum(_visible(needs, config, context))
+
+
+def _channels(config: ModelConfig) -> tuple[int, int]:
+    """Of a query, and of what a head mixes."""
+    if config.latent is not None:
+        return config.latent.row_width, config.latent.latent_rank
+    return config.head_dim, config.head_dim
 
 
 def _sending(candidate: Candidate, needs: RankNeeds, devices: Devices, tokens: int) -> float:
@@ -112,13 +125,13 @@ def _sending(candidate: Candidate, needs: RankNeeds, devices: Devices, tokens: i
     found for them among those that share sequences, and hidden states from stage to stage."""
     split, config = candidate.split, needs.own
     row = config.hidden_size * ACTIVATION_BYTES[devices.kind]
-    heads = config.num_heads * config.head_dim * ACTIVATION_BYTES[devices.kind]
+    heads = config.num_heads * sum(_channels(config)) * ACTIVATION_BYTES[devices.kind]
     seconds = 0.0
     if split.tensor > 1:
         sent = 2 * (split.tensor - 1) / split.tensor * row * tokens / split.context
         seconds += 2 * config.num_layers * _transfer(devices, sent, split.tensor)
     if split.context > 1:
-        sent = 2 * (split.context - 1) / split.context * heads * tokens
+        sent = (split.context - 1) / split.context * heads * tokens
         seconds += 2 * config.num_layers * _transfer(devices, sent, split.tensor * split.context)
     if split.stages > 1:
         seconds += _transfer(devices, row * tokens, split.devices // split.replicas)

@@ -12,6 +12,7 @@ from server.plan.candidates import Split, factors
 from server.plan.devices import GIB, Devices, Speed, parse_devices, parse_rate
 from server.plan.units import count, size
 from tests.checkpoints import SMALL
+from tests.model_runtime import kimi_k3
 
 LLAMA = {
     **SMALL,
@@ -134,6 +135,25 @@ def test_rates_are_bounded_by_what_a_step_reads(config: Path, capsys: pytest.Cap
     parts = way["fullest_rank"]["parts"]
     read = sum(parts[part] for part in ("attention", "mlp", "norms", "head")) + parts["keys and values"] / 2
     assert way["decode_tokens_per_second"] == pytest.approx(1e9 / read)
+
+
+def test_attention_over_latents_is_in_the_layers_that_have_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With half of 64 more keys, each token of a tiny Kimi K3 meets 32 more rows of latents, twice in each head."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(kimi_k3.CONFIG))
+    seconds = []
+    for context in (64, 128):
+        words = (path, "--devices", "cpu:1GiB", "--context", context, "--quantization", "none")
+        _, out, _ = run(
+            capsys, *words, "--kv-cache-dtype", "auto", "--bandwidth", "1PB/s", "--flops", "1GFLOP/s", "--json"
+        )
+        (way,) = json.loads(out)["candidates"]
+        seconds.append(1 / way["decode_tokens_per_second"])
+    row, latent = kimi_k3.LATENT_RANK + kimi_k3.SHARED, kimi_k3.LATENT_RANK
+    products = len(kimi_k3.FULL) * kimi_k3.HEADS * (row + latent) * 32
+    assert seconds[1] - seconds[0] == pytest.approx(2 * products / 1e9)
 
 
 def test_what_does_not_fit_has_numbers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
