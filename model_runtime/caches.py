@@ -81,13 +81,19 @@ def _allocate_paged(
     ]
 
 
-def give_back(caches: Caches, blocks: "array[int]") -> None:
-    """Return the memory of these blocks to the system; it comes back when they are written. On CPU only: a device's
-    memory is nobody else's."""
-    numbers = np.sort(np.asarray(blocks))
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
+def give_back(caches: Caches, blocks: "array[int]", slots: "array[int]") -> None:
+    """Return the memory of these blocks, and slots for states, to the system; it comes back when they are written. On
+    CPU only: a device's memory is nobody else's."""
+    of_blocks, of_slots = _runs(blocks), _runs(slots)
     for layer in caches:
-        for pool in layer.pools:
-            if pool.device.type == "cpu":
-                for run in runs:
-                    release_pages(pool[int(run[0]) : int(run[-1]) + 1])
+        pools, runs = (layer.by_slot, of_slots) if isinstance(layer, StateLayer) else (layer.pools, of_blocks)
+        for pool in pools:
+            for run in runs if pool.device.type == "cpu" else ():
+                release_pages(pool[run])
+
+
+def _runs(numbers: "array[int]") -> list[slice]:
+    """Those that follow each other together."""
+    ordered = np.sort(np.asarray(numbers))
+    runs = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1) if len(ordered) else []
+    return [slice(int(run[0]), int(run[-1]) + 1) for run in runs]

@@ -155,7 +155,8 @@ class Runner:
     def _relieve(self, plan: StepPlan) -> StepResult:
         """Of a plan without tokens: memory goes back to the system, and nothing is computed."""
         self._image_rows(plan)
-        give_back(self._kv if self._draft is None else [*self._kv, *self._draft.kv], plan.free_blocks)
+        caches = self._kv if self._draft is None else [*self._kv, *self._draft.kv]
+        give_back(caches, plan.free_blocks, plan.free_states)
         nothing = RowLogprobs()
         return StepResult(step_id=plan.step_id, token_ids=ints(), sampled=nothing, scored=nothing)
 

@@ -26,6 +26,11 @@ class StateLayer:
     delta_NHKV: Tensor
 
     @property
+    def by_slot(self) -> tuple[Tensor, ...]:
+        """All memory."""
+        return self.conv_NPC, self.delta_NHKV
+
+    @property
     def pools(self) -> tuple[Tensor, ...]:
         """Memory by block: none."""
         return ()

@@ -129,6 +129,8 @@ class FakeRuntime:
         self._encode(plan, failing)
         for block in plan.free_blocks:
             self._slots[block * self._block_size : (block + 1) * self._block_size] = [0] * self._block_size
+        for slot in plan.free_states:
+            self._states[slot] = 0
         tables = self._split_tables(plan)
         inputs = self._inputs(plan)
         self._check_writes(plan, tables)

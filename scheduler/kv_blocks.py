@@ -96,6 +96,10 @@ class KVBlocks:
         del seq.blocks[:]
         seq.num_registered = seq.num_computed = 0
 
+    def forget_cached(self) -> tuple[list[int], list[int]]:
+        """Forget all that nobody uses; (blocks, slots for states) that are free then."""
+        return self.pool.forget_cached(), [] if self.states is None else self.states.free
+
     def distrust(self, seq: Sequence) -> None:
         """Never serve the blocks of a failed sequence to others: its keys and values may not be finite."""
         for block in seq.blocks:

@@ -218,6 +218,8 @@ class StepPlan:
     free_blocks: "array[int]" = field(default_factory=ints)
     """int32: blocks with nothing in them that anybody will read, whose memory may go back to the system. Only in a plan
     without tokens, which computes nothing."""
+    free_states: "array[int]" = field(default_factory=ints)
+    """int32: the same of slots for states."""
     by_draft_model: bool = False
     """The draft model computes the step, not the model."""
     state_slots: "array[int]" = field(default_factory=ints)

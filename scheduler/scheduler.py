@@ -86,8 +86,7 @@ class Scheduler:
 
     def abort(self, seq_id: int) -> bool:
         """End a sequence with ABORT; False if it is not live. Between plan and commit its result will be dropped."""
-        seq = self._live.get(seq_id)
-        if seq is not None:
+        if (seq := self._live.get(seq_id)) is not None:
             self._end(seq, FinishReason.ABORT)
         return seq is not None
 
@@ -124,7 +123,8 @@ class Scheduler:
         kept for those who may want them again. To be committed like any other."""
         self._images.forget_unused()
         plan = self._flight.begin(self._new_step(), self._images)
-        return replace(plan, free_blocks=ints(self._kv.pool.forget_cached()))
+        blocks, states = self._kv.forget_cached()
+        return replace(plan, free_blocks=ints(blocks), free_states=ints(states))
 
     def commit(self, result: StepResult, now: float) -> None:
         """Take the result of the step that was planned first, then end what is past its deadline."""

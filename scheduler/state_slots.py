@@ -35,6 +35,11 @@ class StateSlots:
         self._holders = [0] * (num_running + num_checkpoints)
         """Of a checkpoint's slot: sequences that go on from there, and runs in flight that write it."""
 
+    @property
+    def free(self) -> list[int]:
+        """Slots with nothing in them that anybody will read."""
+        return [*self._free, *self._free_checkpoints]
+
     def find(self, blocks: list[int]) -> int:
         """How many of the blocks that a text begins with lie before a state that it can go on from."""
         return next((count for count in range(len(blocks), 0, -1) if blocks[count - 1] in self._kept), 0)

@@ -11,6 +11,7 @@ import torch
 from model_runtime.caches import give_back
 from model_runtime.huge_pages import HUGE_PAGE, huge_empty
 from model_runtime.kv_store import allocate
+from model_runtime.state_store import StateLayer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -54,7 +55,7 @@ def test_blocks_give_their_memory_back(dtype: torch.dtype) -> None:
         layer.value_NHBD.fill_(9)
     pool_bytes = sum(pool.numel() * pool.element_size() for layer in kv for pool in (layer.key_NHDB, layer.value_NHBD))
     before = anonymous_bytes()
-    give_back(kv, array("i", [*range(63, 20, -1), *range(20)]))
+    give_back(kv, array("i", [*range(63, 20, -1), *range(20)]), array("i"))
     freed = before - anonymous_bytes()
     assert freed > 0.8 * pool_bytes, f"{freed} of {pool_bytes} bytes"
     for layer in kv:
@@ -62,6 +63,18 @@ def test_blocks_give_their_memory_back(dtype: torch.dtype) -> None:
         assert layer.key_NHDB[40].eq(0).all()
         layer.key_NHDB[40].fill_(3)
         assert layer.key_NHDB[40].eq(3).all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's account of memory")
+def test_states_give_their_memory_back() -> None:
+    layer = StateLayer(huge_empty((8, 3, 2**15), torch.float32), huge_empty((8, 4, 128, 128), torch.float32))
+    for pool in layer.by_slot:
+        pool.fill_(7)
+    pool_bytes, before = sum(pool.nbytes for pool in layer.by_slot), anonymous_bytes()
+    give_back([layer], array("i"), array("i", [7, 6, 5, 4, 0, 1, 2]))
+    assert before - anonymous_bytes() > 0.8 * pool_bytes
+    for pool in layer.by_slot:
+        assert pool[3].eq(7).all() and pool[6].eq(0).all()
 
 
 def anonymous_bytes() -> int:

@@ -8,7 +8,7 @@ from scheduler.config import SchedulerConfig, SpeculativeConfig
 from scheduler.plan import NO_STATE, StepPlan
 from scheduler.scheduler import Scheduler
 from scheduler.state_slots import MARK_TOKENS
-from tests.scheduler.driving import CONFIG, NGRAM, ask, run, step
+from tests.scheduler.driving import CONFIG, NGRAM, answer, ask, run, step
 
 FIRST = CONFIG.max_num_seqs
 """Slot of the first checkpoint."""
@@ -129,6 +129,22 @@ def test_a_preempted_sequence_goes_on_from_its_checkpoint_if_its_blocks_are_ther
     assert scheduler.stats().preemptions > 0
     again = [plan for plan in plans[1:] if max(plan.query_lens) > 1]
     assert [read for plan in again for read in plan.states.reads if read >= FIRST] != []
+
+
+def test_relief_forgets_checkpoints_that_nobody_uses() -> None:
+    """Of a sequence that runs the own slot stays, and the checkpoint of its prompt, whose block it has."""
+    scheduler, text = make(replace(CONFIG, max_num_seqs=2, max_state_checkpoints=3)), list(range(10))
+    assert cached(scheduler, 1, text) == 0
+    scheduler.add(ask(2, list(range(50, 60))), 0.0)
+    step(scheduler)
+    plan = scheduler.plan_relief()
+    scheduler.commit(answer(plan), 0.0)
+    scheduler.check_invariants()
+    assert sorted(plan.free_states) == [1, 2, 4]
+    scheduler.abort(2)
+    scheduler.take_events()
+    assert cached(scheduler, 3, list(range(50, 60))) == 8
+    assert cached(scheduler, 4, text) == 0
 
 
 @pytest.mark.parametrize("speculative", [NGRAM, SpeculativeConfig(method="mtp", num_speculative_tokens=1)])
