@@ -80,10 +80,12 @@ def _rope(file: GgufFile, metadata: _Metadata, head_dim: int) -> dict[str, objec
     }
 
 
-def _eos_token_ids(file: GgufFile) -> tuple[int, ...]:
-    """End of sequence and, where a chat model names it separately, end of turn."""
+def _eos_token_ids(file: GgufFile, ends: tuple[str, ...]) -> list[int]:
+    """End of sequence and, where a chat model names it separately, end of turn; and tokens that are spelled so."""
     values = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
-    return tuple(dict.fromkeys(value for value in values if isinstance(value, int)))
+    tokens = file.metadata.get("tokenizer.ggml.tokens") if ends else None
+    spelled = [index for index, token in enumerate(tokens) if token in ends] if isinstance(tokens, list) else []
+    return list(dict.fromkeys([*(value for value in values if isinstance(value, int)), *spelled]))
 
 
 def _architecture(file: GgufFile) -> str:
@@ -120,7 +122,7 @@ def _config_json(file: GgufFile, family: GgufFamily, metadata: _Metadata) -> dic
         "rope_scaling": _rope(file, metadata, head_dim),
         "rms_norm_eps": metadata.number(family.norm_eps),
         "layer_norm_eps": metadata.number(family.norm_eps),
-        "eos_token_id": list(_eos_token_ids(file)),
+        "eos_token_id": _eos_token_ids(file, family.ends),
         **family.fixed,
     }
     config |= {key: metadata.integer(name) for name, key in family.integers.items()}

@@ -51,6 +51,8 @@ class GgufFamily:
     """Keys of config.json that no key of the file tells."""
     whole_pairs: bool = True
     """As in RopeConfig."""
+    ends: tuple[str, ...] = ()
+    """Tokens that end an output beside those that the metadata names."""
     names: Names = field(default_factory=lambda: LAYER)
     turned: bool = False
     """The rows of a query or key head stand as for rotating neighbours."""
@@ -78,6 +80,7 @@ ARCHITECTURES: Mapping[str, GgufFamily] = {
             "post_attention_norm": "post_attention_layernorm",
         },
         whole_pairs=False,
+        ends=("<|call|>",),
     ),
     "granite": GgufFamily(
         family="granite",

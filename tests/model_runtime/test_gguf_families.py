@@ -185,8 +185,8 @@ def test_logits_are_those_of_the_checkpoint(case: tuple[Path, PreTrainedModel]) 
         assert (found - expected).abs().max().item() <= 1e-4
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("Q8_0", "q8_0"), ("Q4_0", "q4_0"), ("MXFP4", None)])
-def test_experts_of_integers_are_cut_apart_as_they_are(tmp_path: Path, kind: str, kept: str | None) -> None:
+@pytest.mark.parametrize(("kind", "kept"), [("Q8_0", "q8_0"), ("Q4_0", "q4_0"), ("MXFP4", "mxfp4")])
+def test_experts_of_integers_are_cut_apart_as_they_are(tmp_path: Path, kind: str, kept: str) -> None:
     family, overrides, keys = CASES["gpt-oss"]
     model, path = make_random_model(tmp_path / "hf", family, 0, overrides), tmp_path / "m.gguf"
     stored = GGMLQuantizationType[kind]
@@ -199,3 +199,15 @@ def test_experts_of_integers_are_cut_apart_as_they_are(tmp_path: Path, kind: str
         expected = gguf.quants.dequantize(raw[f"blk.1.ffn_{name}_exps.weight"], stored)[2]
         assert matrix.format == kept
         assert np.array_equal(read(matrix, whole(matrix.shape), torch.float32).numpy(), expected)
+
+
+def test_calls_end_outputs_of_gpt_oss(tmp_path: Path) -> None:
+    family, overrides, keys = CASES["gpt-oss"]
+    model = make_random_model(tmp_path / "hf", family, 0, overrides)
+
+    def with_tokens(writer: GGUFWriter, model: PreTrainedModel) -> None:
+        keys(writer, model)
+        writer.add_token_list(["a", "<|return|>", "<|end|>", "b", "<|call|>"])
+
+    convert(tmp_path / "hf", tmp_path / "m.gguf", "gpt-oss", model, with_tokens)
+    assert read_gguf_config(read_gguf(tmp_path / "m.gguf")).eos_token_ids == (2, 1, 4)
