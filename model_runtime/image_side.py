@@ -56,6 +56,7 @@ class ImageSide:
     """Pixels that the tower gets for one image, at most."""
     usual_embeddings: int
     """Of an image of `USUAL_SIDE` pixels a side: what any image cache has to hold."""
+    preprocessor: Preprocessor
     source: TensorSource
 
     @property
@@ -112,6 +113,7 @@ def read_image_side(folder: Path, config_json: Json, config: ModelConfig, source
         table_CV=table_CV,
         largest_image=_largest_image(preprocessor),
         usual_embeddings=_usual_embeddings(preprocessor),
+        preprocessor=preprocessor,
         source=source,
     )
 

@@ -82,7 +82,7 @@ def align(ranks: Sequence[Product], reference: Reference) -> Alignment:
     product = ranks[0]
     _check_quantization(reference, product.quantization)
     _check_width(reference, product.decoder.config.vocab_size)
-    served_LV = served(ranks, reference.prompts)
+    served_LV = served(ranks, reference)
     traced_LV, free = traced(ranks, reference, forced=False)
     forced_LV, forced = traced(ranks, reference, forced=True)
     precisions = replace(product.precisions, hidden=coarser(product.precisions.hidden, reference.dtype))

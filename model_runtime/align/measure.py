@@ -16,10 +16,11 @@ SINGLE: Mapping[str, float] = MappingProxyType(
         "norm": 32,
         "qk_norm": 32,
         "residual": 8,
-        "embedding": 8,
+        "embedding": 64,
         "activation": 32,
         "rope": 64,
         "attention": 512,
+        "tower": 512,
         "linear": 256,
         "router": 256,
         "routing": 512,
@@ -166,3 +167,15 @@ def compare_logits(found_LV: Tensor, expected_LV: Tensor, limit: float) -> Logit
         agreement=1.0 - is_other_L.double().mean().item(),
         decided=int((is_other_L & (margin_L > 2 * limit)).sum()),
     )
+
+
+def row_order(found_LX: Tensor, expected_LX: Tensor) -> Tensor:
+    """[L]: which row of the second each row of the first is; as they stand, where they are not the same rows."""
+    as_they_stand = torch.arange(len(found_LX))
+    near, size = 1e-3, _size(expected_LX)
+    if ((found_LX - expected_LX).abs() <= near * size).all():
+        return as_they_stand
+    nearest = torch.cdist(found_LX, expected_LX).min(dim=1)
+    apart = (found_LX - expected_LX[nearest.indices]).abs() <= near * size[nearest.indices]
+    is_order = len(set(nearest.indices.tolist())) == len(found_LX) and bool(apart.all())
+    return nearest.indices if is_order else as_they_stand

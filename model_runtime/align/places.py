@@ -14,7 +14,7 @@ from types import MappingProxyType
 from model_runtime.share import Share
 from model_runtime.weights.table import Parameter
 
-LOGITS = "logits"
+LOGITS, VISION = "logits", "vision."
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _INPUT_KINDS: Mapping[str, str] = MappingProxyType({"output": "attention", "down": "activation"})
 """What a linear layer of this name takes was made by; others take the residual stream."""
@@ -51,6 +51,11 @@ def is_place(key: str) -> bool:
     """Whether what the weight under this plain key makes is a place: norms of layers with states are not, which
     transformers multiplies with their gates."""
     return key.endswith(".weight") and not key.endswith(".o_norm.weight")
+
+
+def vision_path(key: str) -> str:
+    """The place of a key of the image side."""
+    return VISION + key.removesuffix(".weight")
 
 
 def named_parameters(table: Sequence[Parameter], share: Share) -> dict[str, Named]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from model_runtime.align.measure import Precisions
-from model_runtime.batch import Batch, make_batch
+from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.caches import Caches, allocate_caches
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import RuntimeConfig
@@ -62,9 +62,9 @@ class Product:
         """Caches of all layers, and states for so many sequences."""
         return allocate_caches(self.decoder.own, num_blocks, self.block_size, self.kv_type, self.device, num_states)
 
-    def batch(self, plan: StepPlan) -> Batch:
+    def batch(self, plan: StepPlan, images: tuple[ImageRows, ...] = ()) -> Batch:
         """On the device."""
-        batch = make_batch(plan, self.block_size)
+        batch = make_batch(plan, self.block_size, images, self.decoder.config.bidirectional_images)
         return batch if self.device.type == "cpu" else upload(batch, self.device)
 
 

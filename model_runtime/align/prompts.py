@@ -56,8 +56,9 @@ def num_blocks(prompts: Prompts, block_size: int) -> int:
     return sum(-(-len(prompt) // block_size) for prompt in prompts)
 
 
-def steps(prompts: Prompts, block_size: int, chunk: int = CHUNK) -> Iterator[Step]:
-    """All prompts side by side until each is computed, in blocks that lie in random order."""
+def steps(prompts: Prompts, block_size: int, chunk: int = CHUNK, whole: int = 0) -> Iterator[Step]:
+    """All prompts side by side until each is computed, in blocks that lie in random order. The first chunk of the first
+    one has at least `whole` tokens."""
     free = list(range(num_blocks(prompts, block_size)))
     random.Random(0).shuffle(free)
     tables = [[free.pop() for _ in range(-(-len(prompt) // block_size))] for prompt in prompts]
@@ -68,7 +69,8 @@ def steps(prompts: Prompts, block_size: int, chunk: int = CHUNK) -> Iterator[Ste
         for index, prompt in enumerate(prompts):
             left = len(prompt) - done[index]
             if left:
-                parts[index] = slice(done[index], done[index] + (min(chunk, left - DECODED) if left > DECODED else 1))
+                longest = max(chunk, whole) if index == 0 and not done[0] else chunk
+                parts[index] = slice(done[index], done[index] + (min(longest, left - DECODED) if left > DECODED else 1))
                 done[index] = parts[index].stop
         yield _step(prompts, parts, tables, starts, block_size)
 

@@ -8,21 +8,23 @@ Legend: L tokens of all prompts, V vocabulary.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from model_runtime.align.pictures import Picture
 from model_runtime.align.places import LOGITS
 from model_runtime.align.prompts import Prompts
 from model_runtime.weights.errors import CheckpointError
+from vision.encoder.model import ImageInput
 
-VERSION, FULL = "1", "logits of the unquantised model"
+VERSION, FULL, PIXELS = "1", "logits of the unquantised model", "pixels"
 DtypeName = Literal["float32", "float16", "bfloat16"]
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -44,6 +46,8 @@ class Reference:
     """That it was computed in."""
     quantization: str = "none"
     """Weights are what this option of the product makes of them, expanded."""
+    picture: Picture | None = None
+    """In the first prompt, whose token ids have its place."""
     full_LV: Tensor | None = None
     """Logits of the weights before that."""
 
@@ -62,10 +66,12 @@ class Reference:
             "dtype": str(self.dtype).removeprefix("torch."),
             "quantization": self.quantization,
         }
-        extra = {} if self.full_LV is None else {FULL: self.full_LV}
-        tensors = {
-            name: tensor.contiguous() for name, tensor in {**self.places, **extra, LOGITS: self.logits_LV}.items()
-        }
+        tensors = {**self.places, LOGITS: self.logits_LV}
+        if self.full_LV is not None:
+            tensors[FULL] = self.full_LV
+        if self.picture is not None:
+            tensors[PIXELS] = self.picture.image.pixels
+            metadata["picture"] = json.dumps(_described(self.picture))
         try:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
         except SafetensorError as error:
@@ -88,7 +94,22 @@ def load_reference(path: Path) -> Reference:
                 made_by=metadata["made_by"],
                 dtype=DTYPES[metadata["dtype"]],
                 quantization=metadata["quantization"],
+                picture=_picture(metadata["picture"], file.get_tensor(PIXELS)) if "picture" in metadata else None,
                 full_LV=file.get_tensor(FULL) if FULL in file.keys() else None,  # noqa: SIM118  (no mapping)
             )
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"cannot read the reference {path}: {error}") from None
+
+
+def _described(picture: Picture) -> dict[str, object]:
+    """All but the pixels."""
+    image = picture.image
+    values = asdict(replace(picture, image=ImageInput(pixels=torch.empty(0)))) | {"image": None}
+    return values | {"grid": image.grid, "tile_grid": image.tile_grid, "size": image.size}
+
+
+def _picture(described: str, pixels: Tensor) -> Picture:
+    values: dict[str, Any] = json.loads(described)
+    sizes = {name: None if values[name] is None else tuple(values[name]) for name in ("grid", "tile_grid", "size")}
+    rest = {name: value for name, value in values.items() if name not in ("image", *sizes)}
+    return Picture(**(rest | {"image": ImageInput(pixels=pixels, **sizes), "cells": tuple(rest["cells"])}))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from model_runtime.align.measure import row_order
 from model_runtime.align.places import Named, Part, input_kind, named_parameters
 from model_runtime.align.reference import Reference
 from model_runtime.batch import Batch
@@ -68,6 +69,16 @@ class Recorder:
         kept[self.rows_T, :width] = found_TX[:, :width].float().cpu()
         if self.is_forced and found_TX.shape[1] == expected_LX[:, there].shape[1]:
             found_TX.copy_(expected_LX[:, there][self.rows_T])
+
+    def take_all(self, place: str, found_TX: Tensor, kind: str, operation: str) -> None:
+        """The same of a place of the image tower, which may have its rows in another order; that of the embeddings it
+        gives is compared where they stand for tokens."""
+        expected = self.reference.at(place)
+        if expected is None or expected.shape != found_TX.shape:
+            return
+        rows_T, self.rows_T = self.rows_T, row_order(found_TX.float().cpu(), expected)
+        self.take(place, found_TX, kind, operation)
+        self.rows_T = rows_T
 
 
 class TracedOps:

@@ -10,26 +10,24 @@ Legend: L tokens of a prompt, C hidden size, N experts.
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from model_runtime.align.places import is_place, layer_of, module_path
-from model_runtime.align.prompts import Prompts, cut_prompts, lengths_for, seeded_prompts
-from model_runtime.align.reference import DTYPES, DtypeName, Reference
-from model_runtime.align.transformers_model import load_filled, load_transformers
+from model_runtime.align.pictures import Picture
+from model_runtime.align.places import VISION, is_place, layer_of, module_path, vision_path
+from model_runtime.align.prompts import Prompts
+from model_runtime.align.reference import Reference
 from model_runtime.architecture import ModelConfig
-from model_runtime.config import Quantization
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
-from model_runtime.opening import open_checkpoint
-from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.sides import language_key
 from model_runtime.weights.spelling import spelling_of
+from vision.tower_config import VisionTowerConfig
+from vision.weights import vision_key, vision_table
 
 _LAYER = re.compile(r"layers\.\d+")
 _ATTENTION = "eager_attention_forward"
@@ -59,6 +57,14 @@ class _Hooks:
         if len(rows) == self._length:
             self.places.setdefault(place, []).append(rows)
 
+    def of_tower(self, place: str, found: Tensor) -> None:
+        """Keep all rows; of a convolution's result patch after patch."""
+        if found.data_ptr() in self._seen:
+            self.aliases[place] = self._seen[found.data_ptr()][0]
+        elif found.dim() < 4 and found.is_floating_point():
+            self._seen[found.data_ptr()] = (place, found)
+            self.places.setdefault(place, []).append(found.flatten(0, -2).float().cpu().clone())
+
     def input(self, place: str, found: Tensor) -> None:
         """Keep what is not kept already."""
         if found.data_ptr() in self._seen:
@@ -77,16 +83,21 @@ class _Hooks:
 class _Watcher:
     """Puts hooks on a model."""
 
-    def __init__(self, model: nn.Module, config: ModelConfig, hooks: _Hooks) -> None:
+    def __init__(self, model: nn.Module, config: ModelConfig, hooks: _Hooks, side: VisionTowerConfig | None) -> None:
         self._model, self._config, self._hooks = model, config, hooks
         self._spelling = spelling_of(config)
         table = decoder_table(config)
         keys = {slot.key for parameter in table if parameter.expert is None for slot in parameter.slots}
         self._keys = {key for key in keys if is_place(key)} | {TIED_HEAD_KEY}
+        self._image_keys = set() if side is None else {key for entry in vision_table(side) for key in entry.keys}
 
     def watch(self) -> Iterator[Callable[[], None]]:
         """What takes each hook off."""
         for name, module in self._model.named_modules():
+            key = vision_key(f"{name}.weight")
+            if key in self._image_keys and not isinstance(module, nn.Embedding):
+                yield module.register_forward_hook(self._of_tower(vision_path(key))).remove
+                continue
             path = self._path(name)
             if _LAYER.fullmatch(path):
                 yield module.register_forward_pre_hook(self._layer(path), with_kwargs=True).remove
@@ -136,6 +147,13 @@ class _Watcher:
                 return
             for path, columns in parts.items():
                 self._hooks.output(f"{path}.out", output[..., columns])
+
+        return hook
+
+    def _of_tower(self, path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._hooks.of_tower(f"{path}.in", args[0])
+            self._hooks.of_tower(f"{path}.out", _first(output))
 
         return hook
 
@@ -209,51 +227,43 @@ def _first(output: Any) -> Tensor:
     return found
 
 
+def _is_whole(name: str, parts: list[Tensor], prompts: Prompts) -> bool:
+    return len(parts) == (1 if name.startswith(VISION) else len(prompts))
+
+
 @contextmanager
-def _watched(model: nn.Module, config: ModelConfig, hooks: _Hooks) -> Iterator[None]:
+def _watched(model: nn.Module, config: ModelConfig, hooks: _Hooks, side: VisionTowerConfig | None) -> Iterator[None]:
     with ExitStack() as stack:
-        for remove in _Watcher(model, config, hooks).watch():
+        for remove in _Watcher(model, config, hooks, side).watch():
             stack.callback(remove)
         yield
 
 
 @torch.inference_mode()
-def run_transformers(model: nn.Module, config: ModelConfig, prompts: Prompts, dtype: torch.dtype) -> Reference:
-    """Each prompt in one pass."""
+def run_transformers(
+    model: nn.Module,
+    config: ModelConfig,
+    prompts: Prompts,
+    dtype: torch.dtype,
+    side: VisionTowerConfig | None = None,
+    picture: Picture | None = None,
+) -> Reference:
+    """Each prompt in one pass. The first one has a picture, if there is any, whose tower is `side`."""
     import transformers
 
     hooks, logits = _Hooks(), []
-    with _watched(model, config, hooks):
-        for prompt in prompts:
+    with _watched(model, config, hooks, side):
+        for index, prompt in enumerate(prompts):
             hooks.begin(len(prompt))
-            logits.append(model(input_ids=torch.tensor([prompt]), use_cache=False).logits[0].float())
+            ids_1L = torch.tensor([prompt])
+            given = {} if picture is None or index else picture.arguments(ids_1L)
+            logits.append(model(input_ids=ids_1L, use_cache=False, **given).logits[0].float())
     return Reference(
         prompts=prompts,
-        places={name: torch.cat(parts) for name, parts in hooks.places.items() if len(parts) == len(prompts)},
+        places={name: torch.cat(parts) for name, parts in hooks.places.items() if _is_whole(name, parts, prompts)},
+        picture=picture,
         aliases=hooks.aliases,
         logits_LV=torch.cat(logits),
         made_by=f"transformers {transformers.__version__} in {str(dtype).removeprefix('torch.')}",
         dtype=dtype,
     )
-
-
-def reference_of(path: Path, dtype: DtypeName, quantization: Quantization, text: Sequence[int]) -> Reference:
-    """Of a checkpoint, for prompts that fit it, from the beginning of `text` as far as there is any. What the product
-    holds as integers is compared with the floats that these mean, and beside it are the logits of the checkpoint's own
-    floats, if it has them. Raises CheckpointError."""
-    opened = open_checkpoint(path)
-    config = opened.config
-    lengths = lengths_for((*config.sliding_windows, *config.attention_chunks), config.max_position)
-    is_enough = len(text) >= sum(lengths) and max(text) < config.vocab_size
-    prompts = cut_prompts(text, lengths) if is_enough else seeded_prompts(lengths, config.vocab_size)
-    stored = any(tensor.format is not None for tensor in opened.source.values())
-    if quantization == "none" and not stored:
-        return run_transformers(load_transformers(path, DTYPES[dtype]), config, prompts, DTYPES[dtype])
-    if dtype != "float32":
-        raise CheckpointError("weights of integers are compared in float32: leave --dtype out")
-    full_LV = None
-    if not stored:
-        full_LV = run_transformers(load_transformers(path, torch.float32), config, prompts, torch.float32).logits_LV
-    filled = run_transformers(load_filled(path, config, quantization), config, prompts, torch.float32)
-    made_by = f"{filled.made_by} with {'the integers of the file' if stored else quantization} expanded"
-    return replace(filled, made_by=made_by, full_LV=full_LV, quantization=quantization)

@@ -85,7 +85,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _reference(model: Path, arguments: argparse.Namespace, quantization: Quantization) -> "Reference":
     from model_runtime.align.reference import load_reference
-    from model_runtime.align.transformers_reference import reference_of
+    from model_runtime.align.references import reference_of
 
     if arguments.reference == TRANSFORMERS:
         return reference_of(model, arguments.dtype, quantization, _text(model))

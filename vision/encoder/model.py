@@ -8,6 +8,7 @@ Legend: B tiles of an image, H and W sides in pixels, T patches, K numbers in a 
 an image, F width of the tower's features, O width of the language model.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -146,13 +147,22 @@ class ImageEncoder:
         """Tensors as `weights.load_vision` returns them, in the checkpoint's dtype; they are taken out of the
         dictionary. Everything is computed in float32 on their device."""
         self.config = config
-        parameters = pack_parameters(tensors, kernels)
+        self._use(pack_parameters(tensors, kernels))
+
+    def _use(self, parameters: Parameters) -> None:
+        self.parameters, config = parameters, self.config
         self._encoder: _FixedGridEncoder | _PackedEncoder
         if isinstance(config.tower, FixedGridConfig):
             self._encoder = _FixedGridEncoder(config, config.tower, parameters)
         else:
             assert isinstance(config.projector, MergeConfig), "packed towers merge patches"
             self._encoder = _PackedEncoder(config.tower, config.projector, config.deepstack, parameters)
+
+    def with_parameters(self, parameters: Parameters) -> "ImageEncoder":
+        """The same tower and projector with other weights."""
+        made = copy.copy(self)
+        made._use(parameters)
+        return made
 
     @torch.inference_mode()
     def encode(self, images: Sequence[ImageInput]) -> list[ImageFeatures]:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_runtime.align.places import Named, named_parameters
+from model_runtime.align.places import VISION, Named, named_parameters, vision_path
 from model_runtime.align.product import Product
 from model_runtime.align.reference import Reference
 from model_runtime.align.tracer import Taken
 from model_runtime.architecture import ModelConfig
 from model_runtime.models.decoder import decoder_table
+from vision.weights import vision_table
 
 CLOSE = 2e-4
 """Relative to the whole: what an explanation may leave unexplained where sums are float32. Float16 leaves more."""
@@ -95,6 +96,8 @@ class Scene:
 
     def matrix(self, path: str) -> Tensor | None:
         """float64 [N, K]: the product's weight of a place, as it multiplies with it."""
+        if path.startswith(VISION):
+            return self._tower_matrix(path)
         decoder = self.product.decoder
         for name, named in self.named().items():
             for part in named.parts:
@@ -102,6 +105,17 @@ class Scene:
                     weight = decoder.parameters.matrices[name]
                     unit = torch.eye(weight.num_columns, dtype=decoder.dtype, device=self.product.device)
                     return decoder.ops.linear(unit, weight, None).T[part.own].double().cpu()
+        return None
+
+    def _tower_matrix(self, path: str) -> Tensor | None:
+        vision = self.product.model.vision
+        assert vision is not None, "a place of a tower, and there is none"
+        for parameter in vision_table(vision.encoder.config):
+            name = parameter.name.removesuffix(".weight")
+            if vision_path(parameter.keys[0]) == path and len(parameter.keys) == 1 and len(parameter.shape) == 2:
+                matrix, width = vision.encoder.parameters.matrices[name], parameter.shape[1]
+                unit = torch.eye(width, device=self.product.device)
+                return (matrix(unit) - matrix(torch.zeros_like(unit))).T.double().cpu()
         return None
 
 

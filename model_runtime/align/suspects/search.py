@@ -40,6 +40,7 @@ UNKNOWN: Mapping[str, str] = MappingProxyType(
         "residual": "what is added, multipliers, the places of norms",
         "rope": "layout, base, scaling, rotated channels, positions",
         "router": "the router's weight or bias",
+        "tower": "positions of patches, their order, attention and its rotations, activations",
         "routing": "scores, groups, bias, the sum that weights are divided by, their scale",
     }
 )
@@ -48,5 +49,5 @@ UNKNOWN: Mapping[str, str] = MappingProxyType(
 
 def suspects(scene: Scene, kind: str) -> tuple[str, ...]:
     """What would make the product's operation the reference's, or else what to look at."""
-    found = tuple(SEARCHES[kind](scene))
+    found = tuple(SEARCHES[kind](scene)) if kind in SEARCHES else ()
     return found or (f"nothing simple explains the numbers; look at {UNKNOWN[kind]}",)
