@@ -14,6 +14,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE
 
 from model_runtime.align.product import load_product
 from model_runtime.batch import make_batch
+from model_runtime.blocks.mixer import mix
 from model_runtime.blocks.mlp import MLP
 from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.checkpoint import load_model
@@ -23,6 +24,7 @@ from model_runtime.memory import PlanError
 from model_runtime.memory_caches import cache_block_bytes, state_bytes
 from model_runtime.memory_steps import activation_bytes
 from model_runtime.models.decoder import Decoder, decoder_table
+from model_runtime.models.depth import Mixture
 from model_runtime.opening import open_checkpoint, open_configuration
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import Ops
@@ -42,9 +44,9 @@ TOLERANCE = 3e-4
 LENGTHS = (37, 1, 19)
 
 
-def loaded(folder: Path, kernels: str, collectives: Collectives | None = None) -> Decoder:
+def loaded(folder: Path, kernels: str, group: Collectives | None = None, *, whole: bool = False) -> Decoder:
     ops = load_ops(DEVICE, kernels)
-    return load_model(open_checkpoint(folder), ops, DEVICE, lambda done: None, collectives=collectives).decoder
+    return load_model(folder, ops, DEVICE, lambda done: None, collectives=group, whole_experts=whole).decoder
 
 
 def logits(decoder: Decoder, prompts: list[list[int]]) -> list[Tensor]:
@@ -60,14 +62,43 @@ def logits(decoder: Decoder, prompts: list[list[int]]) -> list[Tensor]:
 
 
 def test_the_whole_model(tmp_path: Path) -> None:
-    """By compiled kernels and plain torch, alone and on two ranks."""
+    """By compiled kernels and plain torch, alone and on two ranks, which have parts of all experts or some wholly."""
     reference, prompts = kimi_k3.Reference(kimi_k3.write_checkpoint(tmp_path)), random_prompts(LENGTHS)
     expected = [reference.logits(prompt) for prompt in prompts]
-    ranks = on_shared_memory(2, lambda group: logits(loaded(tmp_path, "auto", group), prompts))
-    for found in (*(logits(loaded(tmp_path, kernels), prompts) for kernels in ("auto", "reference")), ranks[0]):
+    alone = [logits(loaded(tmp_path, kernels), prompts) for kernels in ("auto", "reference")]
+    ranks = [
+        on_shared_memory(2, lambda group, whole=whole: logits(loaded(tmp_path, "auto", group, whole=whole), prompts))[0]
+        for whole in (False, True)
+    ]
+    for found in (*alone, *ranks):
         for ours, theirs in zip(found, expected, strict=True):
             assert theirs.std() > 0.5
             assert (ours - theirs).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_each_block(tmp_path: Path, kernels: str) -> None:
+    """Of rows of its own: attention with its gate, delta attention, both feed-forward blocks, and a mixture of sums."""
+    reference, (tokens,) = kimi_k3.Reference(kimi_k3.write_checkpoint(tmp_path)), random_prompts((9,))
+    decoder, x = loaded(tmp_path, kernels), randn(9, kimi_k3.HIDDEN, seed=1)
+    run, sums = PagedRun(decoder), [randn(9, kimi_k3.HIDDEN, seed=seed) for seed in (2, 3, 4)]
+    batch, (delta, latent) = make_batch(run.plan({0: tokens}), run.block_size), decoder.layers[:2]
+    table, ops, key = decoder.rotations.table, decoder.ops, "model.layers"
+    mixture = Mixture(decoder.config, "layers.3.mlp_mixture", decoder.parameters)
+    exact, exact_sums = x.double(), [each.double() for each in sums]
+    with torch.inference_mode():
+        found = {
+            "kda": (mix(delta.attention, ops, x, table, batch, run.kv[0]), reference.kda(f"{key}.0.self_attn", exact)),
+            "attention": (
+                mix(latent.attention, ops, x, table, batch, run.kv[1]),
+                reference.attention(f"{key}.1.self_attn", exact),
+            ),
+            "dense": (delta.mlp.forward(ops, x), reference.gated(f"{key}.0.mlp", exact)),
+            "experts": (latent.mlp.forward(ops, x), reference.experts(f"{key}.1.block_sparse_moe", exact)),
+            "mixture": (mixture.forward(ops, sums), reference.mixture(f"{key}.3.mlp_res", exact_sums)),
+        }
+    for name, (ours, theirs) in found.items():
+        assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max(), name
 
 
 def test_the_whole_model_in_float64(tmp_path: Path) -> None:
