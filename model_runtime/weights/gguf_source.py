@@ -80,7 +80,11 @@ class GgufStored:
     def read_into(self, index: Index, target: Tensor) -> None:
         """As in StoredTensor. Raises CheckpointError for a format that cannot be expanded."""
         tensor = self._tensor
-        if target.dim() == 1:
+        if target.dtype not in (torch.float32, self.dtype):
+            wide = torch.empty(target.shape)
+            self.read_into(index, wide)
+            target.copy_(wide)
+        elif target.dim() == 1:
             whole_N = torch.empty(tensor.shape)
             dequantize(self._raw, tensor.type_id, whole_N)
             target.copy_((whole_N if self._order is None else whole_N[self._order])[index])

@@ -22,6 +22,9 @@ from model_runtime.weights.source import Index, StoredTensor, TensorSource, chec
 from model_runtime.weights.table import Parameter, Parameters
 
 MAX_NAMED_KEYS = 8
+MIXED = torch.float16
+"""What matrices become that are stacked and hold integers of several formats, as queries, keys and values do in most
+GGUF files of Q4_K: their numbers, rounded to eleven bits."""
 PIECE = 2**18
 """Numbers of a matrix that are read at a time, or those of the fewest rows that can be packed."""
 
@@ -101,6 +104,12 @@ class _Part:
             return None
         return None if self.columns.stop % FORMS[stored].numbers else stored
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether all slots hold integers, and not all of one format."""
+        formats = {tensor.format for _, tensor, _ in self.slots}
+        return len(formats) > 1 and None not in formats
+
     def within(self, rows: slice) -> Iterator[tuple[str, StoredTensor, Index, slice]]:
         """Of some of all rows: the tensors that have them, where there, and where among these."""
         start = 0
@@ -148,7 +157,8 @@ def _check_scales(key: str, tensor: StoredTensor, matrix: QuantizedMatrix) -> No
 def _form(part: _Part, how: Precision, fewest_bits: int) -> MatrixForm:
     """As the file has it, unless floats are to become integers."""
     target = None if part.num_columns % BLOCK else _TARGETS[how.quantization].get(fewest_bits)
-    stored = part.format or target or part.dtype
+    expanded = MIXED if part.is_mixed and how.integer_rows else part.dtype
+    stored = part.format or target or expanded
     return MatrixForm(part.num_rows, part.num_columns, stored, how.integer_rows)
 
 

@@ -81,7 +81,10 @@ def stored(rows: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     return blocks.reshape(rows.shape[0], -1)
 
 
-def write_quantized(path: Path, model: PreTrainedModel, kind: GGMLQuantizationType) -> None:
+def write_quantized(
+    path: Path, model: PreTrainedModel, kind: GGMLQuantizationType, of_values: GGMLQuantizationType | None = None
+) -> None:
+    """All matrices of one kind, or those that make values of another."""
     heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
     writer = GGUFWriter(path, "llama")
     metadata(writer, model)
@@ -89,7 +92,8 @@ def write_quantized(path: Path, model: PreTrainedModel, kind: GGMLQuantizationTy
         rows, projection = tensor.numpy(), key.split(".")[-2]
         rows = np.ascontiguousarray(permuted(rows, heads[projection]) if projection in heads else rows)
         if rows.ndim == 2:
-            writer.add_tensor(gguf_name(key), stored(rows, kind), raw_dtype=kind)
+            chosen = of_values if of_values is not None and projection == "v_proj" else kind
+            writer.add_tensor(gguf_name(key), stored(rows, chosen), raw_dtype=chosen)
         else:
             writer.add_tensor(gguf_name(key), rows)
     finish(writer)
@@ -115,6 +119,17 @@ def test_integers_of_a_gguf_file_are_kept(tmp_path: Path, quantized: str) -> Non
     with torch.inference_mode():
         reference = model(torch.tensor([list(range(3, 36))])).logits[0]
     assert (logits(decoder) - reference).abs().max() <= 1e-4
+
+
+def test_stacked_matrices_of_two_formats_take_16_bits(tmp_path: Path) -> None:
+    """Queries, keys and values; with float32 rows they are float32, and what the file says exactly."""
+    write_quantized(tmp_path / "m.gguf", make_model("llama", WIDE), SUPER["q4_k"], SUPER["q6_k"])
+    exact, usual = load(tmp_path / "m.gguf", EXACT).decoder, load(tmp_path / "m.gguf", Precision()).decoder
+    of_both = [decoder.layers[1].attention.qkv.weight for decoder in (exact, usual)]
+    assert [weight.data.dtype for weight in of_both] == [torch.float32, torch.float16]
+    assert torch.equal(of_both[1].data, of_both[0].data.half())
+    assert usual.layers[1].attention.output.weight.quantized == "q4_k"
+    assert (logits(usual) - logits(exact)).norm() <= 1e-3 * logits(exact).norm()
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
