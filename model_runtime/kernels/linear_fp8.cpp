@@ -35,15 +35,13 @@ struct Panel {
 
 constexpr float FROM_HALF = 256;  // the exponents of float16 begin eight lower
 
-// Numbers of a k, times FROM_HALF times their scales. Exponent and mantissa move to where float16 has them.
+// Numbers of a k, times FROM_HALF times their scales. Sign, exponent and mantissa move to where float16 has them; between
+// sign and exponent there is one bit more.
 INLINE vec expand(const uint8_t* p, vec scales) {
-    typedef uint8_t bytes_of __attribute__((vector_size(WIDTH)));
-    typedef uint16_t halves_of __attribute__((vector_size(2 * WIDTH)));
-    bytes_of bytes;
+    typename Lanes<vec>::s8 bytes;
     memcpy(&bytes, p, sizeof(bytes));
-    const halves_of wide = __builtin_convertvector(bytes, halves_of);
-    const halves_of halves = (wide & 0x80) << 8 | (wide & 0x7f) << 7;
-    return load<vec>(reinterpret_cast<const fp16*>(&halves)) * scales;
+    const auto wide = __builtin_convertvector(bytes, typename Lanes<vec>::s16);
+    return from_halves<vec>(bit_copy<typename Lanes<vec>::u16>(wide << 7) & 0xbfff) * scales;
 }
 
 INLINE vec scales_of(const Panel& panel, int64_t k, int v) {

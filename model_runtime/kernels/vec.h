@@ -111,9 +111,7 @@ template <class V> INLINE V load(const bf16* p) {
 
 // float16. Where there is no instruction for it: move exponent and mantissa into place, then scale by 2^112, which also
 // makes subnormals right; infinities and NaN get the largest exponent. (The compiler's own conversion is scalar in GCC.)
-template <class V> INLINE V load(const fp16* p) {
-    typename Lanes<V>::u16 half;
-    memcpy(&half, p, sizeof(half));
+template <class V> INLINE V from_halves(typename Lanes<V>::u16 half) {
 #ifdef __AVX512F__
     if constexpr (sizeof(V) == 64) return bit_copy<V>(_mm512_cvtph_ps(bit_copy<__m256i>(half)));
 #endif
@@ -125,6 +123,12 @@ template <class V> INLINE V load(const fp16* p) {
     const V scaled = bit_copy<V>((bits & 0x7fff) << 13) * 0x1p112f;
     const U special = bit_copy<U>((bits & 0x7c00) == 0x7c00) & 0x7f800000u;
     return bit_copy<V>(bit_copy<U>(scaled) | special | (bits & 0x8000) << 16);
+}
+
+template <class V> INLINE V load(const fp16* p) {
+    typename Lanes<V>::u16 half;
+    memcpy(&half, p, sizeof(half));
+    return from_halves<V>(half);
 }
 
 template <class V> INLINE V load(const int8_t* p) {
