@@ -1,7 +1,8 @@
 """Requests to the server under validation, and what an answer is made of. Used by the stages; httpx, any thread."""
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -43,9 +44,10 @@ class Answer:
 def complete(http: httpx.Client, body: Body) -> Answer:
     """A whole answer of /v1/completions. Raises Refused, httpx.HTTPError."""
     found = post(http, COMPLETIONS, {"return_token_ids": True, "logprobs": 1, **body})
-    choice, usage = found["choices"][0], found["usage"]
-    scored = tuple(entry for entry in choice.get("prompt_logprobs") or () if entry is not None)
-    return _answer([choice], usage, scored)
+    with _form():
+        choice, usage = found["choices"][0], found["usage"]
+        scored = tuple(entry for entry in choice.get("prompt_logprobs") or () if entry is not None)
+        return _answer([choice], usage, scored)
 
 
 def stream(http: httpx.Client, body: Body) -> Answer:
@@ -59,14 +61,25 @@ def stream(http: httpx.Client, body: Body) -> Answer:
         for line in response.iter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                raise Refused(str(event["error"])[:500])
-            choices += event["choices"]
-            usage = event["usage"] or usage
+            with _form():
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise Refused(str(event["error"])[:500])
+                choices += event["choices"]
+                usage = event["usage"] or usage
     if not choices or not usage:
         raise Refused("the stream ended without an answer or without usage")
-    return _answer(choices, usage, ())
+    with _form():
+        return _answer(choices, usage, ())
+
+
+@contextlib.contextmanager
+def _form() -> Iterator[None]:
+    """What is not there, or is something else, is the server's fault."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise Refused(f"an answer has not the form that it must have: {type(error).__name__} {error}") from None
 
 
 def _answer(parts: Sequence[Body], usage: Body, scored: tuple[Body, ...]) -> Answer:

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from server.cli import main
 from server.tiny_vlm import write_tiny_vlm
 from server.validate import document, state
 from server.validate.alignment import result_of
-from server.validate.asking import Answer, difference
+from server.validate.asking import Answer, Refused, complete, difference, stream
 from server.validate.curves import Weights, speed_checks, weights_of
 from server.validate.images import Seen, distance, made_pictures
 from server.validate.load import Load
@@ -51,6 +52,23 @@ def test_answers_differ_in_any_bit_or_by_more_than_the_tolerance() -> None:
     assert difference(ANSWER, replace(other, logprobs=(-0.5, -0.9, -3.0)), 0.05) == "output token 1 is 9, not 6"
     assert difference(ANSWER, replace(ANSWER, token_ids=(5, 6)), 0.0) == "2 output tokens, not 3"
     assert difference(ANSWER, replace(ANSWER, finish_reason="stop"), 0.0) == "it ended with stop, not with length"
+
+
+def test_an_answer_of_another_form_is_the_servers_fault() -> None:
+    def served(text: str) -> httpx.Client:
+        return httpx.Client(
+            base_url="http://x", transport=httpx.MockTransport(lambda asked: httpx.Response(200, text=text))
+        )
+
+    with served('{"choices": []}') as http, pytest.raises(Refused, match="IndexError"):
+        complete(http, {})
+    event = '{"choices": [{"text": "a", "finish_reason": "stop"}], "usage": {"prompt_tokens": 1}}'
+    with served(f"data: {event}\n\n") as http, pytest.raises(Refused, match="KeyError 'completion_tokens'"):
+        stream(http, {})
+    with served("data: {\n\n") as http, pytest.raises(Refused, match="JSONDecodeError"):
+        stream(http, {})
+    with served("data: [DONE]\n\n") as http, pytest.raises(Refused, match="without an answer"):
+        stream(http, {})
 
 
 def level(ttft: float, tpot: float) -> LevelResult:
