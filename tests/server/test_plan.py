@@ -3,16 +3,21 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from model_runtime.config import RuntimeConfig
+from model_runtime.executor import load_executor
+from scheduler.config import SchedulerConfig
 from server.cli import main
 from server.options import OptionError
 from server.plan.candidates import Split, factors
 from server.plan.devices import GIB, Devices, Speed, parse_devices, parse_rate
 from server.plan.units import count, size
-from tests.checkpoints import SMALL
+from tests.checkpoints import SMALL, make_checkpoint
 from tests.model_runtime import kimi_k3
+from tests.vlm import make_vlm
 
 LLAMA = {
     **SMALL,
@@ -203,3 +208,30 @@ def test_mistakes_are_explained(
     code, _, err = run(capsys, tmp_path / "config.json", *words)
     assert code == 2
     assert message in err
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2_vl"])
+def test_serve_makes_the_same_plan(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = 2**18
+    if name == "llama":
+        make_checkpoint(tmp_path, "llama", {})
+    else:
+        make_vlm(tmp_path, name)
+
+    def planned(budget: int) -> dict[str, Any]:
+        flags = ("--context", 128, "--concurrency", 40, "--memory-budget", budget, "--encoder-cache-bytes", cache)
+        _, out, _ = run(capsys, tmp_path, *flags, "--quantization", "none", "--kv-cache-dtype", "auto", "--json")
+        (way,) = json.loads(out)["candidates"]
+        return dict(way)
+
+    ample = planned(2**28)
+    parts = ample["fullest_rank"]["parts"]
+    budget = sum(parts.values()) - parts["keys and values"] * 3 // 4
+    way = planned(budget)
+    runtime = RuntimeConfig(memory_budget=budget, max_model_len=128, encoder_cache_bytes=cache)
+    info = load_executor(tmp_path, runtime, SchedulerConfig(max_num_seqs=40), lambda stage, done: None).info
+    assert (way["num_blocks"], way["block_tokens"]) == (info.num_blocks, info.block_size)
+    assert info.num_blocks == ample["num_blocks"] // 4 == 80
+    (rank,) = way["ranks"]
+    assert (rank["weights"], rank["kv"], rank["step"]) == (info.weight_bytes, info.kv_bytes, info.step_bytes)
+    assert parts.get("encoded images", 0) == info.encoder_cache_bytes == (cache if name == "qwen2_vl" else 0)
