@@ -121,6 +121,19 @@ def test_a_state_is_not_served_from_a_sequence_that_failed() -> None:
     assert cached(scheduler, 2, text) == 0
 
 
+def test_a_state_that_failed_is_not_served_from_behind_the_block_of_another() -> None:
+    """The first two texts part behind 24 tokens, where the second one leaves a state for the first one's block."""
+    scheduler, system = make(), list(range(24))
+    assert cached(scheduler, 1, [*system, *range(100, 110)]) == 0
+    scheduler.add(ask(2, [*system, *range(200, 210)]), 0.0)
+    step(scheduler)
+    step(scheduler, tokens=-1)
+    assert not scheduler.has_work()
+    scheduler.take_events()
+    assert cached(scheduler, 3, [*system, *range(300, 310)]) == 0
+    assert cached(scheduler, 4, [*system, *range(400, 410)]) == 24
+
+
 def test_a_preempted_sequence_goes_on_from_its_checkpoint_if_its_blocks_are_there() -> None:
     scheduler = make(num_blocks=9)
     scheduler.add(ask(1, 17), 0.0)
