@@ -1,6 +1,7 @@
 """Checkpoints in the formats of other tools compute what their dequantised copy computes, on one rank and on two, and
 take the memory of their format."""
 
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from model_runtime.planning import Outline
 from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.load import Precision
+from tests.model_runtime import deepseek
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.model_runtime.quantized_checkpoints import (
     Stored,
@@ -139,9 +141,18 @@ CASES: dict[str, Case] = {
 }
 
 
-def load(folder: Path, collectives: Collectives | None = None, kernels: str = "auto") -> LoadedModel:
-    ops = load_ops(DEVICE, kernels)
-    return load_model(folder, ops, DEVICE, lambda done: None, precision=HOW, collectives=collectives)
+def load(
+    folder: Path, collectives: Collectives | None = None, kernels: str = "auto", *, whole_experts: bool = False
+) -> LoadedModel:
+    return load_model(
+        folder,
+        load_ops(DEVICE, kernels),
+        DEVICE,
+        lambda done: None,
+        precision=HOW,
+        collectives=collectives,
+        whole_experts=whole_experts,
+    )
 
 
 def planned_bytes(opened: Opened) -> int:
@@ -173,6 +184,35 @@ def test_logits_and_memory(tmp_path: Path, name: str) -> None:
         assert planned_bytes(opened) == loaded.weight_bytes
 
 
+def test_experts_alone_may_be_quantised(tmp_path: Path) -> None:
+    """As Kimi's are; on two ranks too, which have columns of all of them or some wholly."""
+    (prompt,), floats, small = random_prompts((23,)), tmp_path / "floats", tmp_path / "small"
+    for folder in (floats, small):
+        deepseek.make_model({"moe_intermediate_size": 64}).save_pretrained(folder)
+    tensors = load_file(floats / "model.safetensors")
+    quantised = dict(tensors)
+    for key in [key for key in tensors if ".experts." in key]:
+        stored, tensors[key] = mxfp4(quantised.pop(key))
+        quantised |= {f"{key.removesuffix('weight')}{ending}": tensor for ending, tensor in stored.items()}
+    save_file(tensors, floats / "model.safetensors")
+    save_file(quantised, small / "model.safetensors")
+    config = json.loads((small / "config.json").read_text())
+    how = compressed("mxfp4-pack-quantized", FLOAT4)
+    how["config_groups"] = {"group_0": {"targets": ["re:.*\\.experts\\.\\d+\\."], "weights": FLOAT4}}
+    (small / "config.json").write_text(json.dumps(config | {"quantization_config": how}))
+    expected = PagedRun(load(floats).decoder).step({0: prompt})[0]
+    loaded = load(small)
+    assert loaded.decoder.layers[1].mlp.experts[3].down.weight.quantized == "mxfp4"
+    assert difference(PagedRun(loaded.decoder).step({0: prompt})[0], expected) <= 1e-3
+    assert planned_bytes(open_checkpoint(small)) == planned_bytes(open_configuration(small / "config.json"))
+    for whole_experts in (False, True):
+
+        def logits(collectives: Collectives, whole: bool = whole_experts) -> Tensor:
+            return PagedRun(load(small, collectives, whole_experts=whole).decoder).step({0: prompt})[0]
+
+        assert difference(on_threads(2, logits)[0], expected) <= 1e-3
+
+
 def changed(folder: Path, change: dict[str, Tensor | None]) -> None:
     tensors: dict[str, Tensor | None] = {**load_file(folder / "model.safetensors"), **change}
     save_file({key: tensor for key, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
@@ -181,28 +221,40 @@ def changed(folder: Path, change: dict[str, Tensor | None]) -> None:
 MODULE = "model.layers.1.mlp.down_proj"
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "words"),
-    [
-        ("packed_4", {f"{MODULE}.weight_scale": None}, f"missing is {MODULE}.weight_scale"),
-        ("packed_4", {f"{MODULE}.weight_scale": torch.ones(256, 2)}, "has shape [256, 2]; the blocks make it [256, 3]"),
-        ("packed_4_zeros", {f"{MODULE}.weight_zero_point": None}, f"missing is {MODULE}.weight_zero_point"),
-        ("packed_4", {f"{MODULE}.weight_scale": torch.full((256, 3), 1e6)}, "has numbers beyond those of float16"),
-        ("packed_4", {f"{MODULE}.weight_scale": torch.full((256, 3), math.nan)}, f"in {MODULE}.weight_scale (model"),
-        ("mxfp4", {f"{MODULE}.weight_scale": None}, "has no weight_scale [256, 12] of exponents beside it"),
-        ("mxfp4", {f"{MODULE}.weight_scale": torch.full((256, 12), 255, dtype=torch.uint8)}, f"in {MODULE}.weight (mo"),
-        ("gptq", {f"{MODULE}.qzeros": torch.zeros(3, 32, dtype=torch.int32)}, "has zero points; quantization_config"),
-        ("gptq_second", {f"{MODULE}.qzeros": torch.zeros(3, 31, dtype=torch.int32)}, "the format needs int32 [3, 32]"),
-        ("gptq", {f"{MODULE}.g_idx": torch.zeros(384, dtype=torch.int32)}, "its columns are not in groups of 128"),
-        ("fp8_blocks", {f"{MODULE}.weight_scale_inv": None}, f"{MODULE}.weight is no matrix with one of"),
-        ("fp8_blocks", {f"{MODULE}.weight": torch.zeros(256, 384, dtype=torch.int8)}, "config.json says fp8 of it"),
+REFUSED: dict[str, list[tuple[str, Tensor | None, str]]] = {
+    "packed_4": [
+        ("weight_scale", None, f"missing is {MODULE}.weight_scale"),
+        ("weight_scale", torch.ones(256, 2), "has shape [256, 2]; the blocks make it [256, 3]"),
+        ("weight_scale", torch.full((256, 3), 1e6), "has numbers beyond those of float16"),
+        ("weight_scale", torch.full((256, 3), math.nan), f"in {MODULE}.weight_scale (model"),
     ],
-)
-def test_what_does_not_fit_is_named(tmp_path: Path, name: str, change: dict[str, Tensor | None], words: str) -> None:
+    "packed_4_zeros": [("weight_zero_point", None, f"missing is {MODULE}.weight_zero_point")],
+    "mxfp4": [
+        ("weight_scale", None, "has no weight_scale [256, 12] of exponents beside it"),
+        ("weight_scale", torch.full((256, 12), 255, dtype=torch.uint8), f"in {MODULE}.weight (mo"),
+    ],
+    "gptq": [
+        ("qzeros", torch.zeros(3, 32, dtype=torch.int32), "has zero points; quantization_config"),
+        ("qzeros", torch.zeros(3, 31, dtype=torch.int32), "the format needs int32 [3, 32]"),
+        ("g_idx", torch.zeros(384, dtype=torch.int32), "its columns are not in groups of 128"),
+    ],
+    "fp8_blocks": [
+        ("weight_scale_inv", None, f"{MODULE}.weight is no matrix with one of"),
+        ("weight", torch.zeros(256, 384, dtype=torch.int8), "config.json says fp8 of it"),
+    ],
+}
+"""Tensors of a module that are others, or lost, and what is said of them."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_named(tmp_path: Path, name: str) -> None:
     make_quantized(tmp_path, CASES[name].store, CASES[name].config)
-    changed(tmp_path, change)
-    with pytest.raises(CheckpointError, match=re.escape(words)):
-        load(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")
+    for ending, other, words in REFUSED[name]:
+        save_file(whole, tmp_path / "model.safetensors")
+        changed(tmp_path, {f"{MODULE}.{ending}": other})
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            load(tmp_path)
 
 
 def test_a_module_that_is_ignored_must_hold_floats(tmp_path: Path) -> None:

@@ -80,8 +80,10 @@ def load(folder: Path, kernels: str = "compiled", precision: Precision = EXACT) 
     return load_parameters(table, source, ops, DEVICE, lambda key: False, lambda count: None, share, precision)
 
 
-@pytest.mark.parametrize("kernels", ["compiled", "reference"])
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("kernels", "quantization"),
+    [("compiled", "none"), ("compiled", "int8"), ("compiled", "int4"), ("reference", "none")],
+)
 def test_peak_is_the_weights_and_less_than_a_tensor(folder: Path, kernels: str, quantization: str) -> None:
     how = Precision(quantization=quantization)  # type: ignore[arg-type]
     resident = load(folder, kernels, how).num_bytes
