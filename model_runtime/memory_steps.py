@@ -29,9 +29,11 @@ def step_tokens(config: ModelConfig, scheduler: SchedulerConfig) -> int:
     return max(scheduler.max_num_batched_tokens, whole)
 
 
-def activation_bytes(config: ModelConfig, tokens: int, rows: int, sampler_threads: int | None = None) -> int:
+def activation_bytes(
+    config: ModelConfig, tokens: int, rows: int, sampler_threads: int | None = None, *, gathered: bool = False
+) -> int:
     """Peak of temporary tensors in a step of `tokens` tokens of which `rows` are sampled, by so many threads of
-    compiled code or by plain torch.
+    compiled code or by plain torch; of logits that ranks have parts of, if they are `gathered`.
 
     A layer holds the residual stream, its norm and a block's output, and what its blocks take; all through, the step's
     own table of rotations if the model has M-RoPE. The logits, if there are any, come when the layers are done, with
@@ -40,15 +42,19 @@ def activation_bytes(config: ModelConfig, tokens: int, rows: int, sampler_thread
     table = config.rope.rotary_dim if config.rope.mrope_sections else 0
     streams = 3 + _depth_streams(config)
     layer = tokens * (table + streams * config.hidden_size + _block_floats(config))
-    head = tokens * config.hidden_size + (_logit_floats(config, rows, sampler_threads) if config.has_output else 0)
+    head = tokens * config.hidden_size + (
+        _logit_floats(config, rows, sampler_threads, gathered=gathered) if config.has_output else 0
+    )
     return FLOAT_BYTES * max(layer, head)
 
 
-def _logit_floats(config: ModelConfig, rows: int, sampler_threads: int | None) -> int:
-    """Of sampled rows and what chooses their tokens. A cap is put on a copy, by way of another."""
+def _logit_floats(config: ModelConfig, rows: int, sampler_threads: int | None, *, gathered: bool) -> int:
+    """Of sampled rows and what chooses their tokens. Parts are there beside the whole; a cap is put on a copy, by way
+    of another."""
     if sampler_threads is None:
         return rows * config.vocab_size * SAMPLER_FLOATS
-    return config.vocab_size * (rows * (3 if config.logit_softcap else 1) + THREAD_FLOATS * sampler_threads)
+    copies = 2 if gathered else 3 if config.logit_softcap else 1
+    return config.vocab_size * (rows * copies + THREAD_FLOATS * sampler_threads)
 
 
 def _depth_streams(config: ModelConfig) -> int:
@@ -126,11 +132,12 @@ def step_bytes(
     scored = SCORE_CHUNK if sampler_threads is not None else -(-SCORE_CHUNK * SCORE_FLOATS // SAMPLER_FLOATS)
     rows = max(scheduler.max_sampled_rows, scored)
     tokens, ranks = step_tokens(config, scheduler), runtime.context_parallel_size
+    gathered = runtime.tensor_parallel_size > 1
     if ranks == 1:
-        return activation_bytes(config, tokens, rows, sampler_threads)
+        return activation_bytes(config, tokens, rows, sampler_threads, gathered=gathered)
     # of each sequence one rank may have up to a block more than the others
     own = min(tokens, -(-tokens // ranks) + scheduler.max_num_seqs * scheduler.block_size)
-    own_bytes = activation_bytes(config, own, rows, sampler_threads)
+    own_bytes = activation_bytes(config, own, rows, sampler_threads, gathered=gathered)
     exchange = expert_exchange_bytes(config) if runtime.enable_expert_parallel else 0
     return own_bytes + exchange + shared_attention_bytes(config, tokens, own * ranks)
 

@@ -231,6 +231,24 @@ def test_a_rank_takes_the_memory_of_its_share(checkpoint: Path, rank: int) -> No
     assert on_shared_memory(2, one)[rank] == pytest.approx(activation_bytes(own, 1024, 1), rel=0.1)
 
 
+def test_rank_0_takes_the_memory_of_all_logits(checkpoint: Path) -> None:
+    """Its part and that of the other rank, and both put together."""
+    plan, scheduler = make_plan(64, 64, 0.0), SchedulerConfig(max_num_seqs=2, block_size=32)
+
+    def one(collectives: SharedMemoryCollectives) -> int:
+        ranks = Ranks(mesh=tensor_mesh(collectives), ranks_here=2, agree=lambda facts: facts)
+        runner, _ = load_runner(checkpoint, RuntimeConfig(), scheduler, lambda stage, fraction: None, ranks)
+        if collectives.rank == 0:
+            return measured_bytes(lambda: runner.run(plan))[0]
+        runner.follow(plan)
+        return 0
+
+    architecture = replace(MODEL, vocab_size=5000, intermediate_size=512)
+    planned = activation_bytes(architecture, 64, 64, sampler_threads=0, gathered=True)
+    assert on_shared_memory(2, one)[0] == pytest.approx(planned, rel=0.1)
+    assert planned > 1.9 * activation_bytes(architecture, 64, 64, sampler_threads=0)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stage_takes_no_more_memory_than_is_planned(checkpoint: Path, rank: int) -> None:
     """Of a step it computes a part at a time."""
