@@ -44,7 +44,7 @@ def run(gate: Gate) -> StageResult:
     try:
         first = {kind: ask(http, name, picture, "first") for kind, picture in pictures.items()}
     except Refused as error:
-        if error.status == httpx.codes.BAD_REQUEST and "image" in str(error):
+        if takes_no_images(error):
             return StageResult(checks=(skipped("images", "the model takes none"),))
         raise
     gate.told(0.5, "the same pictures again, and beside others")
@@ -59,6 +59,11 @@ def run(gate: Gate) -> StageResult:
         _counted(first),
     ]
     return StageResult(checks=tuple(checks), facts=(f"Pictures of {SIDE} x {SIDE} pixels, made for this purpose.",))
+
+
+def takes_no_images(error: Refused) -> bool:
+    """Whether that is why a picture was refused."""
+    return error.status == httpx.codes.BAD_REQUEST and "image" in str(error)
 
 
 def made_pictures() -> dict[str, bytes]:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from server.report.axis import Axis
 from server.report.plot import Plot, Series
 from server.validate.answers import Asker
-from server.validate.asking import Answer, Body, complete, difference, stream
+from server.validate.asking import Answer, Body, Refused, complete, difference, stream
 from server.validate.gate import Gate
+from server.validate.images import Seen, ask, distance, made_pictures, takes_no_images
 from server.validate.load import Load
 from server.validate.memory_slope import slope
 from server.validate.result import Check, StageResult, checked, skipped
@@ -38,12 +39,16 @@ def run(gate: Gate) -> StageResult:
     small = ("--max-model-len", str(length), "--num-kv-blocks", str(blocks))
     with gate.other_server(small) as server:
         asker = Asker(gate, server)
-        bodies = mix(asker)
+        bodies, pictures = mix(asker), seen_pictures(asker)
         expected = [complete(asker.http, body) for body in bodies]
         load = Load(
-            len(bodies),
-            lambda index: _hear(asker, bodies[index], expected[index]),
-            lambda index, events: _leave(asker, bodies[index], events),
+            len(bodies) + len(pictures),
+            lambda index: (
+                _hear(asker, bodies[index], expected[index])
+                if index < len(bodies)
+                else _look(asker, *pictures[index - len(bodies)])
+            ),
+            lambda index, events: _leave(asker, bodies[index % len(bodies)], events),
             server.children,
             seed=1,
         )
@@ -52,9 +57,10 @@ def run(gate: Gate) -> StageResult:
         load.run(seconds, every, lambda passed: gate.told(passed / seconds, f"{load.ended} requests"))
         checks = [*_right(load), _nothing_left(server), _nothing_lost(server)]
     checks += growth_checks(load)
+    kinds = len(bodies) + len(pictures)
     facts = (
-        f"{load.ended} requests of {len(bodies)} kinds in {seconds / 60:.3g} minutes, {load.aborted} of them left by "
-        f"the client, with room for {blocks} blocks of {block} tokens.",
+        f"{load.ended} requests of {kinds} kinds in {seconds / 60:.3g} minutes, {load.aborted} of them left by the "
+        f"client, with room for {blocks} blocks of {block} tokens.",
     )
     return StageResult(checks=tuple(checks), facts=facts, plots=(_curve(load),))
 
@@ -67,6 +73,21 @@ def mix(asker: Asker) -> list[Body]:
         found.append(asker.body(short, "soak", {"max_tokens": 4 + 4 * index}))
         found.append(asker.body(short[:40], f"soak {index}", {"temperature": 1.0, "seed": index, "max_tokens": 12}))
     return found
+
+
+def seen_pictures(asker: Asker) -> list[tuple[bytes, Seen]]:
+    """Pictures, and what the model says of each alone; none where it takes none."""
+    try:
+        return [(file, ask(asker.http, asker.model.name, file, "soak")) for file in made_pictures().values()]
+    except Refused as error:
+        if takes_no_images(error):
+            return []
+        raise
+
+
+def _look(asker: Asker, picture: bytes, expected: Seen) -> str:
+    found = ask(asker.http, asker.model.name, picture, "soak")
+    return "" if distance(expected, found) <= asker.tolerance else f"of a picture {found.text!r}, not {expected.text!r}"
 
 
 def _hear(asker: Asker, body: Body, expected: Answer) -> str:
