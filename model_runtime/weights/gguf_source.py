@@ -11,7 +11,9 @@ from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.dequantize import BLOCK_FORMATS, dequantize, plain_dtype
 from model_runtime.weights.gguf_families import ARCHITECTURES, LAYER, Names
 from model_runtime.weights.gguf_file import GGML_TYPES, GgufFile, GgufTensor
-from model_runtime.weights.source import Index, StoredTensor
+from model_runtime.weights.safetensors_file import SafetensorsEntry
+from model_runtime.weights.safetensors_source import FileTensor, Shard
+from model_runtime.weights.source import Index, StoredTensor, read, whole
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
@@ -48,12 +50,14 @@ def _block_bytes(tensor: GgufTensor, columns: slice) -> slice:
 
 
 class GgufStored:
-    """A tensor in the mapped file, expanded as it is read: a StoredTensor."""
+    """A tensor in an open file, expanded as it is read: a StoredTensor."""
 
-    def __init__(self, file: str, mapped: Tensor, tensor: GgufTensor, order: Tensor | None) -> None:
+    def __init__(self, shard: Shard, tensor: GgufTensor, order: Tensor | None) -> None:
         """`order`: where each of the rows is in the file, where that is not in order."""
-        self.file, self._tensor, self._order = file, tensor, order
-        self._raw = mapped[tensor.offset : tensor.offset + tensor.num_bytes]
+        self.file, self._tensor, self._order = shard.path.name, tensor, order
+        num_rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+        self._raw = FileTensor(shard, SafetensorsEntry("U8", (num_rows, tensor.num_bytes // num_rows), tensor.offset))
+        """[N, R]: the bytes of its rows; of a vector one row."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,7 +78,7 @@ class GgufStored:
         """As in StoredTensor."""
         stored, (rows, columns) = self.format, index
         assert stored is not None, f"{self._tensor.name} holds no blocks of integers"
-        data_NR = self._rows(rows)[:, _block_bytes(self._tensor, columns)]
+        data_NR = self._rows(rows, _block_bytes(self._tensor, columns))
         return QuantizedMatrix(data_NR=data_NR, format=stored, num_columns=columns.stop - columns.start)
 
     def read_into(self, index: Index, target: Tensor) -> None:
@@ -86,26 +90,29 @@ class GgufStored:
             target.copy_(wide)
         elif target.dim() == 1:
             whole_N = torch.empty(tensor.shape)
-            dequantize(self._raw, tensor.type_id, whole_N)
+            dequantize(read(self._raw, whole(self._raw.shape)).flatten(), tensor.type_id, whole_N)
             target.copy_((whole_N if self._order is None else whole_N[self._order])[index])
         elif _are_blocks(tensor, index[1]):
-            raw_NR = self._rows(index[0])[:, _block_bytes(tensor, index[1])]
+            raw_NR = self._rows(index[0], _block_bytes(tensor, index[1]))
             dequantize(raw_NR.flatten(), tensor.type_id, target)
         else:
             wide_NK = torch.empty(target.shape[0], tensor.shape[1])
-            dequantize(self._rows(index[0]).flatten(), tensor.type_id, wide_NK)
+            dequantize(self._rows(index[0], slice(0, self._raw.shape[1])).flatten(), tensor.type_id, wide_NK)
             target.copy_(wide_NK[:, index[1]])
 
-    def _rows(self, rows: slice) -> Tensor:
-        """[N, R]: the bytes of some rows of a matrix."""
-        raw_NR = self._raw.view(self.shape[0], -1)
-        return raw_NR[rows] if self._order is None else raw_NR[self._order[rows]]
+    def _rows(self, rows: slice, part: slice) -> Tensor:
+        """Bytes of some rows of a matrix."""
+        if self._order is None:
+            return read(self._raw, (rows, part))
+        places = self._order[rows]
+        first, last = int(places.min()), int(places.max())
+        return read(self._raw, (slice(first, last + 1), part))[places - first]
 
 
 def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, StoredTensor]:
-    """The tensors of a file, which stays mapped as long as they are there, under Hugging Face's keys. `config` is what
+    """The tensors of a file, which stays open as long as they are there, under Hugging Face's keys. `config` is what
     `read_gguf_config` made of the same file."""
-    mapped = torch.from_file(str(file.path), shared=False, size=file.path.stat().st_size, dtype=torch.uint8)
+    shard = Shard(file.path)
     family = ARCHITECTURES[str(file.metadata["general.architecture"])]
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if family.turned else {}
     found: dict[str, StoredTensor] = {}
@@ -113,7 +120,7 @@ def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, StoredTensor]
         for key, part in _parts(hf_key(name, family.names), tensor):
             turned = heads.get(key.split(".")[-2]) if "." in key else None
             order = None if turned is None else _turned_in_pairs(part.shape[0], turned)
-            found[key] = GgufStored(file.path.name, mapped, part, order)
+            found[key] = GgufStored(shard, part, order)
     return found
 
 

@@ -64,7 +64,7 @@ def _runs(shape: tuple[int, ...], index: Index) -> tuple[Iterator[int], int]:
     return starts, (last.stop - last.start) * inner
 
 
-class _Shard:
+class Shard:
     """A file that stays open as long as this is there."""
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +90,7 @@ class _Shard:
 class FileTensor(Numbers):
     """A tensor in an open file: a StoredTensor."""
 
-    def __init__(self, shard: _Shard, entry: SafetensorsEntry) -> None:
+    def __init__(self, shard: Shard, entry: SafetensorsEntry) -> None:
         self._shard, self._entry = shard, entry
 
     @property
@@ -134,7 +134,7 @@ def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
     for name in names:
         path = folder / name
         entries = read_header(path)
-        shard = _Shard(path)
+        shard = Shard(path)
         for key, entry in entries.items():
             if weight_map is not None and weight_map.get(key) != name:
                 raise CheckpointError(f"{name} holds {key}, which {INDEX} does not place there")
