@@ -255,8 +255,9 @@ class ModelConfig:
         return self.other_rope if self.other_rope is not None and self.has_other_rope(layer) else self.rope
 
     def of_layer(self, layer: int) -> "ModelConfig":
-        """With the key/value heads and the sinks of one layer for those of all."""
-        has_window = self.sliding_windows[layer] > 0
+        """With the key/value heads and the sinks of one layer for those of all. Layers for drafts, behind the last one,
+        have no windows."""
+        has_window = any(self.sliding_windows[layer : layer + 1])
         heads = self.windowed_kv_heads if has_window and self.windowed_kv_heads else self.num_kv_heads
         has_sinks = self.attention_sinks == "layers" or (self.attention_sinks == "windows" and has_window)
         return replace(self, num_kv_heads=heads, windowed_kv_heads=0, attention_sinks="layers" if has_sinks else "none")
