@@ -33,8 +33,8 @@ class PlaceReport:
     operation: str
     own: Difference
     """Given the reference's input."""
-    inherited: Difference
-    """Given the product's."""
+    inherited: Difference | None
+    """Given the product's; of the residual stream only."""
     limit: float
     """Of `own.max_rel`."""
 
@@ -83,11 +83,11 @@ def align(ranks: Sequence[Product], reference: Reference) -> Alignment:
     _check_quantization(reference, product.quantization)
     _check_width(reference, product.decoder.config.vocab_size)
     served_LV = served(ranks, reference)
-    traced_LV, free = traced(ranks, reference, forced=False)
+    traced_LV, free = traced(ranks, reference.stream(), forced=False)
     forced_LV, forced = traced(ranks, reference, forced=True)
     precisions = replace(product.precisions, hidden=coarser(product.precisions.hidden, reference.dtype))
     reports = [
-        _report(name, taken, free[name].values, reference, precisions)
+        _report(name, taken, free[name].values if name in free else None, reference, precisions)
         for name, taken in sorted(forced.items(), key=lambda item: item[1].order)
     ]
     logits = Taken(kind="logits", operation="scale and cap of logits", values=forced_LV, order=len(reports))
@@ -154,7 +154,7 @@ def _check_width(reference: Reference, vocab_size: int) -> None:
         raise CheckpointError(f"the reference has a vocabulary of {found} tokens, and the model one of {vocab_size}")
 
 
-def _report(name: str, taken: Taken, free: Tensor, reference: Reference, precisions: Precisions) -> PlaceReport:
+def _report(name: str, taken: Taken, free: Tensor | None, reference: Reference, precisions: Precisions) -> PlaceReport:
     expected = reference.logits_LV if name == LOGITS else reference.at(name)
     assert expected is not None, f"{name} was compared with nothing"
     return PlaceReport(
@@ -163,6 +163,6 @@ def _report(name: str, taken: Taken, free: Tensor, reference: Reference, precisi
         kind=taken.kind,
         operation=taken.operation,
         own=difference(taken.values, expected),
-        inherited=difference(free, expected),
+        inherited=None if free is None else difference(free, expected),
         limit=precisions.limit(taken.kind),
     )

@@ -7,6 +7,7 @@ Legend: L tokens of all prompts, V vocabulary.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from model_runtime.weights.errors import CheckpointError
 from vision.encoder.model import ImageInput
 
 VERSION, FULL, PIXELS = "1", "logits of the unquantised model", "pixels"
+STREAM = re.compile(r"layers\.\d+\.(in|out)")
 DtypeName = Literal["float32", "float16", "bfloat16"]
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -54,6 +56,11 @@ class Reference:
     def at(self, place: str) -> Tensor | None:
         """float32 [L, width]; None: the reference has no such place."""
         return self.places.get(self.aliases.get(place, place))
+
+    def stream(self) -> "Reference":
+        """The same with the residual stream before and behind each layer for places."""
+        stream = {name: tensor for name, tensor in self.places.items() if STREAM.fullmatch(name)}
+        return replace(self, places=stream, aliases={})
 
     def save(self, path: Path) -> None:
         """Raises OSError."""

@@ -146,8 +146,8 @@ def _cells(place: "PlaceReport") -> tuple[Cell, ...]:
 def _plots(found: "Alignment") -> list[Plot]:
     own = [(float(index), place.own.max_rel) for index, place in enumerate(found.places)]
     limits = [(float(index), place.limit) for index, place in enumerate(found.places)]
-    stream = [place for place in found.places if place.place.endswith((".in", ".out")) and place.place.count(".") == 2]
-    depth = [(float(place.layer or 0), place.inherited.max_rel) for place in stream if place.place.endswith(".out")]
+    stream = [(place, place.inherited) for place in found.places if place.place.endswith(".out")]
+    depth = [(float(place.layer or 0), own.max_rel) for place, own in stream if own is not None]
     errors = Axis(label="max rel", base=10)
     first = next((index for index, place in enumerate(found.places) if place.diverges), None)
     mark = [] if first is None else [Limit(at=float(first), text=found.places[first].place, upright=True)]
