@@ -42,7 +42,7 @@ LATENT = SHAPE | {
     "moe_intermediate_size": 512,
     "first_k_dense_replace": 1,
 }
-TOKENS, SEQUENCES = 256, 4
+TOKENS, SEQUENCES = 128, 4
 
 
 def make_text(folder: Path, family: str, shape: dict[str, object]) -> None:

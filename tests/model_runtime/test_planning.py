@@ -22,7 +22,7 @@ from tests.model_runtime.paged import DEVICE
 from tests.model_runtime.test_quantized import STORED, write_quantized
 from tests.vlm import make_vlm
 
-SIZES = ((1, 1, 1), (2, 1, 1), (1, 1, 2), (2, 1, 2))
+SIZES = ((1, 1, 1), (2, 1, 2))
 PRECISIONS = (Precision(), Precision(quantization="int8"), Precision(quantization="int4", integer_rows=False))
 
 
@@ -52,12 +52,11 @@ def test_weights_take_what_is_planned(name: str, tmp_path: Path) -> None:
     for sizes in SIZES:
         for whole in (False, True) if model.opened.config.experts is not None and sizes[0] > 1 else (False,):
             for share in rank_shares(model.opened.config, sizes, whole_experts=whole):
-                for how in PRECISIONS:
-                    for ops in (load_ops(DEVICE, "auto"), select("cuda")):
-                        planned = model.weights(share, how, ops)
-                        found = loaded(model, share, how, ops)
-                        assert planned.total == found.num_bytes, (sizes, whole, share.rank, how)
-                        assert planned.integer_rows == found.integer_rows
+                ways = [(how, load_ops(DEVICE, "auto")) for how in PRECISIONS]
+                for how, ops in [*ways, (PRECISIONS[0], select("cuda"))]:
+                    planned, found = model.weights(share, how, ops), loaded(model, share, how, ops)
+                    assert planned.total == found.num_bytes, (sizes, whole, share.rank, how)
+                    assert planned.integer_rows == found.integer_rows
 
 
 @pytest.mark.parametrize("name", DRAWS)
