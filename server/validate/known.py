@@ -59,7 +59,11 @@ def recorded_logprobs(http: httpx.Client, model: str) -> Check:
         gaps.append(abs(entry[str(token)]["logprob"] - expected))
     mean = sum(gaps) / len(gaps)
     worst = max(range(len(gaps)), key=gaps.__getitem__)
-    problem = "" if mean <= MEAN_LIMIT else f"they differ by {gaps[worst]:.3g} at token {worst + 1}, where most"
+    problem = (
+        ""
+        if mean <= MEAN_LIMIT
+        else f"they differ by {mean:.2g} on average, most at token {worst + 1}, by {gaps[worst]:.2g}"
+    )
     where = f"mean {mean:.2g} over {len(gaps)} tokens"
     advice = (
         "weights, configuration (rope theta, norm epsilon) or arithmetic: firstlight align names the first that differs"

@@ -1,6 +1,6 @@
 """A long prompt in chunks over the paged cache equals transformers, and its rows are the same however computed.
 
-8192 tokens; `LONG_CONTEXT=131072 python -m pytest tests/model_runtime/test_long_text.py` takes some minutes.
+8192 tokens; `LONG_CONTEXT=32768 python -m pytest tests/model_runtime/test_long_text.py` takes a minute.
 """
 
 import os
