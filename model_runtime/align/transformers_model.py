@@ -38,9 +38,12 @@ def load_filled(path: Path, config: ModelConfig, quantization: Quantization) -> 
     Raises CheckpointError where transformers is missing, or has a parameter that the product has not."""
 
     def make(loader: Any, read: Any) -> nn.Module:
+        from transformers.initialization import no_init_weights
+
         if hasattr(read, "quantization_config"):
             del read.quantization_config  # weights are filled in as floats
-        made: nn.Module = loader.from_config(read, attn_implementation="eager", dtype=torch.float32)
+        with no_init_weights():  # all are filled, or it fails
+            made: nn.Module = loader.from_config(read, attn_implementation="eager", dtype=torch.float32)
         return made
 
     model = _made(path, make)
