@@ -6,7 +6,7 @@ Called by `hf_config.py` in the engine process; does not import torch.
 from dataclasses import replace
 
 from model_runtime.architecture import Experts, ModelConfig
-from model_runtime.hf_values import Json, fail, flag, integer, number, value_of
+from model_runtime.hf_values import MOST_CHANNELS, MOST_EXPERTS, Json, fail, flag, integer, number, value_of
 from model_runtime.models.family import ExpertKeys, Family
 from model_runtime.weights.errors import CheckpointError
 
@@ -24,6 +24,10 @@ def with_experts(read: ModelConfig, config: Json, family: Family) -> ModelConfig
 
 def _experts(config: Json, keys: ExpertKeys, num_layers: int) -> Experts:
     num_experts = integer(config, next((key for key in keys.counts if key in config), keys.counts[0]))
+    if num_experts * num_layers > MOST_EXPERTS:
+        raise CheckpointError(
+            f"config.json: {num_layers} layers of {num_experts} experts are more than {MOST_EXPERTS} experts together"
+        )
     num_chosen, size = integer(config, "num_experts_per_tok"), integer(config, keys.size)
     best_of_group = _best_of_group(config, keys)
     num_groups, num_chosen_groups = _groups(config, num_experts, num_chosen, best_of_group) if best_of_group else (1, 1)
@@ -53,7 +57,10 @@ def _shared_size(config: Json, keys: ExpertKeys, size: int) -> int:
     if keys.shared == "one":
         return size
     if keys.shared == "by_count":
-        return size * integer(config, "n_shared_experts")
+        count = integer(config, "n_shared_experts")
+        if size * count > MOST_CHANNELS:
+            fail("n_shared_experts", count, f"at most {MOST_CHANNELS // size}, with {size} channels each")
+        return size * count
     return integer(config, "shared_expert_intermediate_size") if keys.shared == "by_size" else 0
 
 

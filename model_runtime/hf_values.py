@@ -6,11 +6,26 @@ Called by `hf_config.py`, `hf_deepseek.py` and `hf_rope.py` in the engine proces
 import math
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NoReturn
 
 from model_runtime.weights.errors import CheckpointError
 
 Json = Mapping[str, object]
+
+MOST_LAYERS, MOST_PARTS, MOST_EXPERTS, MOST_CHANNELS, MOST_TOKENS = 4096, 2**16, 2**20, 2**22, 2**24
+"""Far more than any model has; experts in all layers together. What is counted is gone through one by one, long before
+memory is asked for."""
+LIMITS: Mapping[str, int] = MappingProxyType(
+    dict.fromkeys(("num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers", "depth"), MOST_LAYERS)
+    | dict.fromkeys(("num_attention_heads", "num_key_value_heads", "swa_num_key_value_heads"), MOST_PARTS)
+    | dict.fromkeys(("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads"), MOST_PARTS)
+    | dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), MOST_PARTS)
+    | dict.fromkeys(("n_shared_experts", "n_group", "topk_group"), MOST_PARTS)
+    | dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size", "head_dim"), MOST_CHANNELS)
+    | dict.fromkeys(("shared_expert_intermediate_size", "intermediate_size_mlp"), MOST_CHANNELS)
+    | {"vocab_size": MOST_TOKENS}
+)
 
 
 def fail(key: str, value: object, wanted: str) -> NoReturn:
@@ -30,6 +45,13 @@ def integer(config: Json, key: str) -> int:
     value = value_of(config, key)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         fail(key, value, "a positive integer")
+    return limited(key, value)
+
+
+def limited(key: str, value: int) -> int:
+    """The same number. Raises CheckpointError for more than any model has."""
+    if value > LIMITS.get(key, value):
+        fail(key, value, f"at most {LIMITS[key]}")
     return value
 
 

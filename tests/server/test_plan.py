@@ -189,6 +189,16 @@ def test_what_serve_refuses_is_said(config: Path, capsys: pytest.CaptureFixture[
     [
         ({"model_type": "gpt5"}, (), "model_type 'gpt5' is not supported; supported are cohere"),
         ({"dtype": "int3"}, (), "dtype 'int3' is not supported; float32, float16, bfloat16 are"),
+        ({"num_hidden_layers": 10**9}, (), "num_hidden_layers must be at most 4096, not 1000000000"),
+        ({"num_attention_heads": 2**17}, (), "num_attention_heads must be at most 65536"),
+        ({"intermediate_size": 10**12}, (), "intermediate_size must be at most 4194304"),
+        ({"vocab_size": 10**12}, (), "vocab_size must be at most 16777216"),
+        ({"model_type": "mixtral", "num_local_experts": 10**9}, (), "num_local_experts must be at most 65536"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 2**16, "num_hidden_layers": 17},
+            (),
+            "17 layers of 65536 experts are more than 1048576 experts together",
+        ),
         ({}, ("--context", 257), "--context must be from 1 to the 256 positions of the model"),
         ({}, ("--concurrency", 0), "--concurrency must be at least 1"),
         ({}, ("--nodes", 0), "--nodes must be at least 1"),

@@ -123,6 +123,7 @@ QWEN25: dict[str, object] = {"model_type": "qwen2_5_vl"}
         (changed({"hidden_act": "relu"}), "vision_config.hidden_act must be gelu or .*, not 'relu'"),
         (changed({"num_attention_heads": 3}), "num_attention_heads must be a divisor of hidden_size, not 3"),
         (changed({"num_hidden_layers": 0}), "num_hidden_layers must be a positive integer, not 0"),
+        (changed({"num_hidden_layers": 10**9}), "num_hidden_layers must be at most 4096, not 1000000000"),
         (changed({"image_size": [12, 8]}), r"image_size must be a positive integer, or two equal ones, not \[12, 8\]"),
         (changed({"image_size": 3}), "image_size 3 is less than patch_size 4"),
         (changed({"layer_norm_eps": -1}), "layer_norm_eps must be a positive number"),

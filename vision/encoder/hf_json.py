@@ -19,6 +19,9 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
 }
 
+LAYER_COUNTS, MOST_LAYERS = ("depth", "num_hidden_layers"), 4096
+"""Keys of what is gone through one by one, and far more than any tower has."""
+
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
@@ -56,6 +59,8 @@ class Section:
         value = self._value(key)
         if not isinstance(value, int) or not _is_integer(value) or value <= 0:
             self._fail(key, "a positive integer")
+        if key in LAYER_COUNTS and value > MOST_LAYERS:
+            self._fail(key, f"at most {MOST_LAYERS}")
         return value
 
     def number(self, key: str) -> float:
