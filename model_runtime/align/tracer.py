@@ -66,9 +66,9 @@ class Recorder:
         # of another width, when the reference has another architecture
         width = min(found_TX.shape[1], expected_LX[:, there].shape[1])
         kept = self.taken[place].values[:, there]
-        kept[self.rows_T, :width] = found_TX[:, :width].float().cpu()
+        kept[:, :width].index_copy_(0, self.rows_T, found_TX[:, :width].float().cpu())
         if self.is_forced and found_TX.shape[1] == expected_LX[:, there].shape[1]:
-            found_TX.copy_(expected_LX[:, there][self.rows_T])
+            found_TX.copy_(expected_LX[:, there].index_select(0, self.rows_T))
 
     def take_all(self, place: str, found_TX: Tensor, kind: str, operation: str) -> None:
         """The same of a place of the image tower, which may have its rows in another order; that of the embeddings it
