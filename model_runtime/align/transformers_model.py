@@ -43,8 +43,10 @@ def load_filled(path: Path, config: ModelConfig, quantization: Quantization) -> 
         if hasattr(read, "quantization_config"):
             del read.quantization_config  # weights are filled in as floats
         with no_init_weights():  # all are filled, or it fails
-            made: nn.Module = loader.from_config(read, attn_implementation="eager", dtype=torch.float32)
-        return made
+            made = loader.from_config(read, attn_implementation="eager", dtype=torch.float32)
+        made.tie_weights()
+        tied: nn.Module = made
+        return tied
 
     model = _made(path, make)
     device = torch.device("cpu")

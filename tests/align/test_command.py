@@ -107,3 +107,8 @@ def test_integers(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "what quantisation loses, for information: KL from the unquantised model" in said
     assert run(str(folder), "--reference", str(path), *CUT) == 2
     assert "the reference is of --quantization int4, and the product is asked for none" in capsys.readouterr().err
+
+
+def test_integers_with_tied_embeddings(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", {"tie_word_embeddings": True})
+    assert run(str(tmp_path), "--quantization", "int8", *CUT) == 0
