@@ -151,6 +151,17 @@ class Experts:
     this (GPT-OSS); 0: as other feed-forward blocks."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """Changes of low rank to matrices of attention (LoRA, arXiv 2106.09685), for requests with images only."""
+
+    rank: int
+    scale: float
+    """What a change is multiplied with."""
+    matrices: tuple[str, ...]
+    """Which have one in each layer, by the checkpoint's names."""
+
+
 GATE_BOUND, UP_BOUND = 4.0, 25.0
 """Of SiTU (`blocks/mlp.py`)."""
 
@@ -236,6 +247,7 @@ class ModelConfig:
     latent: LatentAttention | None = None
     delta: DeltaRule | None = None
     experts: Experts | None = None
+    adapter: Adapter | None = None
     own_feed_forward: OwnFeedForward | None = None
     """In place of the gated block, where a layer has no experts."""
     num_draft_layers: int = 0

@@ -1,6 +1,7 @@
 """A StepPlan as tensors: the ragged batch that every layer sees. Engine and worker processes.
 
-Legend: S sequences, T tokens of the step, B tokens in a KV block, G runs of rows between two states.
+Legend: S sequences, T tokens of the step, B tokens in a KV block, G runs of rows between two states, A rows that an
+adapter changes.
 """
 
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ class Batch:
     where the keys of sequence s would begin if those of all stood in a row."""
     max_query_len: int = 0
     """On a GPU, which would make the CPU wait if it were asked: the most tokens that a sequence has in this step."""
+    adapted_A: Tensor | None = None
+    """int64, ascending: rows of the sequences that the model's adapter is for, if the step has some."""
     runs: Runs | None = None
     """For a model with layers that go through a text with a state."""
     shared: SharedRows | None = None
@@ -140,6 +143,13 @@ def _rope_positions(plan: StepPlan) -> Tensor | None:
         return None
     assert len(plan.rope_positions) == 3 * len(plan.token_ids), "rope_positions must be three a token"
     return torch.frombuffer(plan.rope_positions, dtype=torch.int32).view(-1, 3)
+
+
+def _adapted(plan: StepPlan, sequence_T: NDArray[np.int64]) -> Tensor | None:
+    if not plan.adapted:
+        return None
+    assert plan.adapted[-1] < len(plan.query_lens), "an adapter for a sequence that is not in the step"
+    return torch.from_numpy(np.flatnonzero(np.isin(sequence_T, plan.adapted)))
 
 
 def _runs(plan: StepPlan) -> Runs | None:
@@ -188,5 +198,6 @@ def make_batch(
         rope_positions_T3=_rope_positions(plan),
         visible_ends_T=None if visible is None else torch.from_numpy(visible),
         images=images,
+        adapted_A=_adapted(plan, row_of_T),
         runs=_runs(plan),
     )

@@ -203,6 +203,8 @@ class RuntimeInfo:
     """What the encoder cache may hold; 0 for a model without images."""
     draft_cost: float = 0.0
     """What a step of the draft model costs, in steps of the model; 0 without one."""
+    adapts_images: bool = False
+    """Sequences with images are computed with the model's adapter."""
     whole_span: int = 0
     """Longest span of image embeddings that a step must not cut; 0: spans may be cut anywhere."""
     steps_in_flight: int = 1

@@ -261,6 +261,7 @@ def _info(
         max_image_pixels=needs.max_image_pixels,
         encoder_cache_bytes=0 if images is None else images.cache,
         draft_cost=draft.cost,
+        adapts_images=config.adapter is not None,
         whole_span=config.image_span,
         description=f"{model.description}, KV cache in {kv_name}, {computes}",
     )

@@ -4,7 +4,8 @@ called by the runner, engine and worker processes.
 
 A graph (`torch.cuda.CUDAGraph`) repeats the same kernels on the same memory. So there is one for each of a few numbers
 of sequences, with a buffer of its own for the step's arrays; a step takes the next larger one and fills up with
-sequences in a spare block. All other steps run kernel by kernel: those with longer chunks, images, or M-RoPE.
+sequences in a spare block. All other steps run kernel by kernel: those with longer chunks, images, rows that
+an adapter changes, or M-RoPE.
 
 Not yet run on a card. What to capture with is an argument, so tests run all but the capture itself on CPU.
 
@@ -110,6 +111,7 @@ class DecodeGraphs:
     def _fitting(self, batch: Batch) -> _Graph | None:
         """The smallest graph that holds the batch."""
         is_plain = batch.rope_positions_T3 is None and batch.visible_ends_T is None and not batch.images
+        is_plain = is_plain and batch.adapted_A is None
         if not is_plain or batch.num_tokens != batch.num_sequences:
             return None
         return next((graph for graph in self._graphs if graph.batch.num_sequences >= batch.num_sequences), None)

@@ -4,7 +4,7 @@ one before computes the next. Arithmetic only; every stage cuts alike. Engine an
 A row does not depend on which part it is in: keys of earlier rows of its sequence are written by the time that a stage
 comes to it.
 
-Legend: T tokens of the step, S sequences, G runs of rows between two states.
+Legend: T tokens of the step, S sequences, G runs of rows between two states, A rows that an adapter changes.
 """
 
 from dataclasses import replace
@@ -60,8 +60,14 @@ def part(batch: Batch, rows: range) -> Batch:
         rope_positions_T3=None if batch.rope_positions_T3 is None else batch.rope_positions_T3[where],
         visible_ends_T=None if batch.visible_ends_T is None else batch.visible_ends_T[where],
         images=tuple(cut for images in batch.images if (cut := _image_rows(images, rows)) is not None),
+        adapted_A=None if batch.adapted_A is None else _inside(batch.adapted_A, rows),
         runs=None if batch.runs is None else _runs(batch.runs, rows),
     )
+
+
+def _inside(rows_A: torch.Tensor, rows: range) -> torch.Tensor:
+    """Those of some rows that are within `rows`, counted from there."""
+    return rows_A[(rows_A >= rows.start) & (rows_A < rows.stop)] - rows.start
 
 
 def _runs(runs: Runs, rows: range) -> Runs:

@@ -14,6 +14,8 @@ from model_runtime.models.composites import COMPOSITES
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
 from model_runtime.models.next_token import next_token_prefix, next_token_table
 from model_runtime.models.packages import family_named
+from model_runtime.weights.adapter import CONFIG as ADAPTER_CONFIG
+from model_runtime.weights.adapter import has_adapter, with_adapter
 from model_runtime.weights.declared import declared_dtype, declared_text, declared_vision
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
@@ -67,20 +69,28 @@ def _open_folder(path: Path) -> Opened:
     config = read_hf_config(config_json, read_json_if_any(path / "generation_config.json"))
     stored = matrices_of(read_safetensors(path), read_quantization(config_json))
     family = str(config_json["model_type"])
+    takes_images = family in COMPOSITES and not COMPOSITES[family].text_only
+    if has_adapter(path) and not takes_images:
+        raise CheckpointError(
+            f"{ADAPTER_CONFIG}: adapters are for requests with images, and {family} takes none: "
+            "merge this one into the model's matrices"
+        )
     if family not in COMPOSITES:
         source, may_lack_output = text_source(stored)
         if may_lack_output and not config.tie_word_embeddings:
             config = replace(config, has_output=TIED_HEAD_KEY in source)
         return Opened(path=path, family=family, config=config, source=plain_source(source, config))
     language, image = split_sides(stored)
-    is_text = COMPOSITES[family].text_only
-    side = None if is_text else read_image_side(path, config_json, config, image)
+    side = read_image_side(path, config_json, config, image) if takes_images else None
     if TIED_HEAD_KEY in language:
         # many published files leave tie_word_embeddings out, where transformers assumes true, and have a head of their
         # own; it ties the two only if they are equal
         config = replace(config, tie_word_embeddings=False)
+    source = plain_source(language, config)
+    if has_adapter(path):
+        config, source = with_adapter(path, config, source)
     name = f"{family} ({config.family})"
-    return Opened(path=path, family=name, config=config, source=plain_source(language, config), side=side)
+    return Opened(path=path, family=name, config=config, source=source, side=side)
 
 
 def open_configuration(path: Path) -> Opened:

@@ -13,7 +13,7 @@ from scheduler.plan import INT, ImageJobs, ImagePixels, ImageSpans, PoolRows, Sa
 
 Frame = bytes | memoryview
 ITEM = array(INT).itemsize
-NUM_BUFFERS = 24
+NUM_BUFFERS = 25
 
 
 class FrameError(Exception):
@@ -57,14 +57,14 @@ def _buffers(plan: StepPlan) -> "tuple[array[int], ...]":
         *(spans.rows, spans.lengths, spans.slots, spans.firsts, spans.starts, spans.ends),
         *(plan.sample.rows, plan.score.rows, plan.free_blocks, plan.state_slots),
         *(plan.pool.rows, plan.pool.counts, plan.states.ends, plan.states.reads, plan.states.writes),
-        plan.free_states,
+        *(plan.adapted, plan.free_states),
     )
 
 
 def _plan(head: PlanHead, buffers: "Sequence[array[int]]", pixels: tuple[ImagePixels, ...]) -> StepPlan:
     token_ids, query_lens, kv_lens, tables, positions, drops, jobs, counts = buffers[:8]
     rows, lengths, slots, firsts, starts, ends, sampled, scored, free, state_slots, pooled, counted = buffers[8:20]
-    run_ends, reads, writes, free_states = buffers[20:]
+    run_ends, reads, writes, adapted, free_states = buffers[20:]
     return StepPlan(
         step_id=head.step_id,
         token_ids=token_ids,
@@ -79,6 +79,7 @@ def _plan(head: PlanHead, buffers: "Sequence[array[int]]", pixels: tuple[ImagePi
         score=ScoreRows(rows=scored),
         pool=PoolRows(rows=pooled, counts=counted),
         states=StateRuns(ends=run_ends, reads=reads, writes=writes),
+        adapted=adapted,
         free_blocks=free,
         free_states=free_states,
         state_slots=state_slots,

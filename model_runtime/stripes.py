@@ -163,6 +163,7 @@ def divided(batch: Batch, stripes: Stripes) -> Batch:
         rope_rows_T=batch.rope_rows_T[own_T],
         rope_positions_T3=None if rope is None else rope[own_T],
         visible_ends_T=None,
+        adapted_A=None if batch.adapted_A is None else torch.isin(own_T, batch.adapted_A).nonzero().flatten(),
         images=tuple(part for images in batch.images if (part := _own_images(images, is_own_T)) is not None),
         shared=_shared_rows(batch, owner_T, stripes),
     )

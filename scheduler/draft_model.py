@@ -207,6 +207,7 @@ class ModelDrafter:
             sample=replace(sample, top_logprobs=ints([NO_LOGPROBS] * len(sampled))),
             score=ScoreRows(),
             rope_positions=rope,
+            adapted=ints([index for index, rows in enumerate(planned) if rows.drafting.seq.is_adapted]),
             by_draft_model=True,
             state_slots=state_slots,
         )

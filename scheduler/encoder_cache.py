@@ -23,6 +23,8 @@ class EncoderLimits:
     """That the tower may be given for one image."""
     whole_spans: bool = False
     """Attention within an image goes in both directions: no step may compute a part of a span only."""
+    adapted: bool = False
+    """The model has an adapter for sequences with images."""
 
 
 NO_ENCODER = EncoderLimits()

@@ -73,6 +73,7 @@ class ImagePlanner:
         images = seq.request.images.images
         seq.image_starts, seq.image_ends = image_bounds(seq.request.images, seq.num_prompt)
         seq.image_end = seq.image_ends[-1]
+        seq.is_adapted = self.limits.adapted
         for image in images:
             if image.pixels is not None and image.key not in self._sources:
                 assert image.num_pixels == image.pixels.num_pixels, "pixels of another size than the image"

@@ -171,7 +171,7 @@ class KVBlocks:
         """What a full block holds; computed once, since a sequence that waits looks for its blocks in every step."""
         while len(seq.full_blocks) <= index:
             position = len(seq.full_blocks)
-            parent = seq.full_blocks[-1].key if position else root_key(seq.request.cache_salt)
+            parent = seq.full_blocks[-1].key if position else root_key(seq.request.cache_salt, adapted=seq.is_adapted)
             content = self._content(seq, position)
             seq.full_blocks.append(CachedBlock(block_key(parent, content), parent, content))
         return seq.full_blocks[index]

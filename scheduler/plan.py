@@ -215,6 +215,8 @@ class StepPlan:
     images: ImageSpans = field(default_factory=ImageSpans)
     pool: PoolRows = field(default_factory=PoolRows)
     states: StateRuns = field(default_factory=StateRuns)
+    adapted: "array[int]" = field(default_factory=ints)
+    """int32, ascending: which of the S sequences the model's adapter is for."""
     free_blocks: "array[int]" = field(default_factory=ints)
     """int32: blocks with nothing in them that anybody will read, whose memory may go back to the system. Only in a plan
     without tokens, which computes nothing."""

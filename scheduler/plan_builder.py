@@ -87,6 +87,7 @@ class PlanBuilder:
             encode=encode,
             images=self._span_rows(ends),
             pool=pool,
+            adapted=ints([index for index, seq in enumerate(seqs) if seq.is_adapted]),
             states=StateRuns() if self._states is None else self._state_runs(self._states, kv_lens, ends),
         )
         num_drafts = [*map(len, self._drafts)]

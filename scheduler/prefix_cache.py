@@ -1,18 +1,19 @@
 """Which full KV blocks hold which beginning of a text. Owned by `kv_blocks.KVBlocks`, engine process.
 
 A block's key is a chained hash: sha256(key of the block before it, its content); the first block's parent is a hash of
-the cache salt, so different salts share nothing. The content is the token ids and, since the rows of all images
-have the same id, what stands where of which image. Whatever else the KV of a block depends on (an adapter) belongs
-into `root_key` or the content, and nowhere else. sha256, because keys separate tenants.
+the cache salt, so different salts share nothing, and of whether an adapter changes the text's keys and values. The
+content is the token ids and, since the rows of all images have the same id, what stands where of which image. Whatever
+else the KV of a block depends on belongs into `root_key` or the content, and nowhere else. sha256, because keys
+separate tenants.
 """
 
 from hashlib import sha256
 from typing import NamedTuple
 
 
-def root_key(cache_salt: bytes) -> bytes:
+def root_key(cache_salt: bytes, *, adapted: bool = False) -> bytes:
     """The parent of a first block."""
-    return sha256(b"root" + cache_salt).digest()
+    return sha256((b"adapted" if adapted else b"root") + cache_salt).digest()
 
 
 def block_key(parent: bytes, content: bytes) -> bytes:

@@ -68,6 +68,8 @@ class Sequence:
     """First row of each image of the prompt, and one past its last."""
     image_end: int = 0
     """One past the last row that is an image's; 0 for text."""
+    is_adapted: bool = False
+    """The model's adapter changes its keys and values."""
     next_image: int = 0
     """The first image with rows to compute."""
     num_pinned: int = 0

@@ -252,6 +252,7 @@ def make_scheduler(
             bytes_per_embedding=info.bytes_per_embedding,
             max_image_pixels=info.max_image_pixels,
             whole_spans=info.whole_span > 0,
+            adapted=info.adapts_images,
         ),
         masks=masks,
         step_cost=StepCost(fixed_rows=fixed_rows, draft_step=info.draft_cost),

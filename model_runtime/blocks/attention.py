@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch
+from model_runtime.blocks.adapter import adapter_table, add_changes, changes_of
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.registry import HeadNorms, HeadShape, Linear, Ops, RopeTable, Scoring
 from model_runtime.parallel import Collectives
@@ -31,6 +32,7 @@ def attention_table(config: ModelConfig, name: str, key: str) -> list[Parameter]
         *_norm_tables(config, name, key),
         *(Parameter(name=f"{name}.sinks", slots=(sinks,)) for sinks in _sinks(config, key)),
         *linear_table(f"{name}.output", output, config.num_heads * value_dim, config.output_bias, "heads"),
+        *adapter_table(config, name, key),
     ]
 
 
@@ -83,6 +85,7 @@ class Attention:
         self.value_dim, self.value_scale = config.value_dim or config.head_dim, config.value_scale
         self.qkv: Linear = parameters.linear(f"{name}.qkv")
         self.output: Linear = parameters.linear(f"{name}.output")
+        self.changes = changes_of(config, name, parameters)
         self.norms: HeadNorms | None = None
         self.norms_over_ranks = config.qk_norm == "row" and collectives.size > 1
         """Each rank has some of the heads that are normalised together."""
@@ -101,7 +104,9 @@ class Attention:
 
     def forward(self, ops: Ops, x_TC: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer) -> Tensor:
         """[T, C] -> [T, C]; writes the step's keys and values to their slots in `kv`."""
-        qkv_TE, gate_TX = self._apart(ops.linear(x_TC, self.qkv.weight, self.qkv.bias))
+        made_TX = ops.linear(x_TC, self.qkv.weight, self.qkv.bias)
+        add_changes(ops, self.changes[0], x_TC, batch.adapted_A, made_TX)
+        qkv_TE, gate_TX = self._apart(made_TX)
         if self.norms_over_ranks:
             self._normalise_with_other_ranks(qkv_TE)
         elif self.norms is not None:
@@ -110,7 +115,9 @@ class Attention:
         mixed_TX = self._values(ops.paged_attention(qkv_TE, kv, batch, self.shape, self.scoring))
         if gate_TX is not None:
             mixed_TX *= ops.activate(gate_TX.contiguous(), "sigmoid")
-        return ops.linear(mixed_TX, self.output.weight, self.output.bias)
+        result_TC = ops.linear(mixed_TX, self.output.weight, self.output.bias)
+        add_changes(ops, self.changes[1], mixed_TX, batch.adapted_A, result_TC)
+        return result_TC
 
     def _apart(self, made_TX: Tensor) -> tuple[Tensor, Tensor | None]:
         """Queries, keys and values [T, E], and gates [T, H D] if they stand behind each head's query."""

@@ -143,6 +143,10 @@ bool within(const int32_t* numbers, int64_t count, int64_t end) {
 
 }  // namespace
 
+void norm_or_copy(const float* x, const float* weight, float eps, int64_t C, bool centered, float* y) {
+    weight ? norm_row(x, weight, eps, C, y, centered) : void(std::copy_n(x, C, y));
+}
+
 void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C, const ProductRows& rows) {
     for_rows(T, T * C * 2, [&](int64_t row) {
         float *sum = x + row * C, *result = norms.result + row * C;
@@ -152,8 +156,7 @@ void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C, con
         }
         if (!norms.next) return;
         float* normed = rows.quantized ? result : rows.floats + row * C;
-        norms.next_norm ? norm_row(sum, norms.next_norm, norms.eps, C, normed, norms.centered)
-                        : void(std::copy_n(sum, C, normed));
+        norm_or_copy(sum, norms.next_norm, norms.eps, C, norms.centered, normed);
         if (rows.quantized) quantize_row(normed, row, C, rows.integers);
     });
 }

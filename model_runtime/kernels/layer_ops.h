@@ -94,6 +94,9 @@ struct ResidualNorm {
 };
 void add_and_norm(float* x, const ResidualNorm& norms, int64_t T, int64_t C, const ProductRows& rows);
 
+// y[C] = norm(x), or x where `weight` is null.
+void norm_or_copy(const float* x, const float* weight, float eps, int64_t C, bool centered, float* y);
+
 // norm of every query head and every key head of qkv [T][(H + 2 G) D], or of all query heads and all key heads of a row
 // together, in place.
 void qk_norm(float* qkv, const float* q_weight, const float* k_weight, float eps, bool whole, int64_t T,

@@ -4,6 +4,7 @@
 // keeps the order of every float operation.
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "collective.h"
 #include "layer_ops.h"
@@ -23,6 +24,10 @@ struct Layer {
     int64_t centered;  // norms of hidden states subtract the mean first
     int64_t parallel;  // the feed-forward block takes what attention takes
     float residual_scale, eps;
+    const LowRank *qkv_changes;
+    int64_t num_qkv_changes;
+    const LowRank *output_changes;
+    int64_t num_output_changes;
 };
 
 // What all layers of a step share.
@@ -33,10 +38,13 @@ struct Step {
     Collective* collective;  // of the ranks that have parts of the layers, or null
     const SharedRows* shared;  // with ranks that have other rows and keys of the sequences, or null
     float* shared_workspace;   // of fl_shared_workspace bytes
+    const int64_t* adapted;    // [num_adapted], ascending: the rows that changes of matrices are for
+    int64_t num_adapted;
 };
 
 namespace {
 
+constexpr int64_t CHANGED_ROWS = 16;                 // that are changed at once
 constexpr int64_t FEWEST_ROWS = 32, MOST_ROWS = 64;  // that one thread takes through a layer
 constexpr int64_t OUT_OF_RANGE = -1;                 // what a step returns; else 0, or 1 + the rank that did not come
 
@@ -74,10 +82,40 @@ void multiply(const Matrix& w, const ProductRows& rows, int64_t T, float* y) {
     rows.quantized ? linear_quantized(w, rows.integers, T, y) : linear(w, rows.floats, T, y);
 }
 
-// What the layer before left becomes the layer's queries, keys and values; the latter two go to the cache.
-bool before_attention(const Layer& layer, const KVLayer& kv, const Step& step, Rows rows) {
+// y [rows.count][N] += the changes of a product, for those of some rows that are adapted. take(row, to) copies what row
+// number `row` of them is multiplied with.
+template <class Take>
+void change(const LowRank* changes, int64_t count, const Step& step, Rows rows, int64_t N, float* y, Take take) {
+    const int64_t* end = step.adapted + step.num_adapted;
+    const int64_t* row = std::lower_bound(step.adapted, end, rows.row);
+    end = std::lower_bound(row, end, rows.row + rows.count);
+    if (row == end || !count) return;
+    const int64_t K = changes->down.K;
+    std::vector<float> x(CHANGED_ROWS * K), low, product;
+    for (; row < end; row += CHANGED_ROWS) {
+        const int64_t some = std::min(end - row, CHANGED_ROWS);
+        for (int64_t r = 0; r < some; r++) take(row[r] - rows.row, x.data() + r * K);
+        for (const LowRank* each = changes; each < changes + count; each++) {
+            low.resize(some * each->down.N), product.resize(some * each->up.N);
+            linear(each->down, x.data(), some, low.data());
+            for (float& number : low) number *= each->scale;
+            linear(each->up, low.data(), some, product.data());
+            for (int64_t r = 0; r < some; r++) {
+                float* to = y + (row[r] - rows.row) * N + each->first;
+                for (int64_t n = 0; n < each->up.N; n++) to[n] += product[r * each->up.N + n];
+            }
+        }
+    }
+}
+
+// What the layer before left, and with it x, becomes the layer's queries, keys and values; the latter two go to the cache.
+bool before_attention(const Layer& layer, const KVLayer& kv, const Step& step, Rows rows, const float* x) {
     const Workspace at(layer, step, rows);
     multiply(layer.qkv, {layer.qkv, rows.count, at.normed}, rows.count, at.qkv);
+    // normed rows may be integers by now
+    change(layer.qkv_changes, layer.num_qkv_changes, step, rows, layer.qkv.N, at.qkv, [&](int64_t row, float* to) {
+        norm_or_copy(x + row * layer.qkv.K, layer.attention_norm, layer.eps, layer.qkv.K, layer.centered, to);
+    });
     if (layer.query_norm)
         qk_norm(at.qkv, layer.query_norm, layer.key_norm, layer.eps, layer.whole_qk_norm, rows.count, layer.heads);
     StepBatch batch = step.batch;
@@ -108,6 +146,9 @@ int64_t after_attention(const Layer& layer, const Layer* next, const Step& step,
     const ProductRows mixed(layer.output, T, is_integer(layer.output.format) ? at.qkv : at.mixed);
     if (mixed.quantized) quantize_rows(at.mixed, T, layer.output.K, mixed.integers);
     multiply(layer.output, mixed, T, at.result);
+    change(layer.output_changes, layer.num_output_changes, step, rows, C, at.result, [&](int64_t row, float* to) {
+        std::copy_n(at.mixed + row * layer.output.K, layer.output.K, to);
+    });
     if (const int64_t lost = sum_of_ranks(step, at.result, T * C)) return lost;
     const float scale = layer.residual_scale, eps = layer.eps;
     const bool centered = layer.centered;
@@ -175,7 +216,7 @@ int64_t fl_run_layers(const Layer* layers, const KVLayer* caches, int64_t count,
         const ResidualNorm begin{at.result, false, nullptr, true, layers->attention_norm, 1.0f, layers->eps,
                                  bool(layers->centered)};
         add_and_norm(x + rows.row * C, begin, rows.count, C, {layers->qkv, rows.count, at.normed});
-        if (!before_attention(*layers, *caches, *step, rows)) failure = OUT_OF_RANGE;
+        if (!before_attention(*layers, *caches, *step, rows, x + rows.row * C)) failure = OUT_OF_RANGE;
     });
     for (int64_t index = 0; index < count; index++) {
         const Layer &layer = layers[index], *next = index + 1 < count ? &layer + 1 : nullptr;
@@ -184,9 +225,10 @@ int64_t fl_run_layers(const Layer* layers, const KVLayer* caches, int64_t count,
         if (const int64_t failed = attention(layer, caches[index], *step, at)) return failed;
         for_parts(*step, [&](Rows rows) {
             if (failure) return;
-            if (const int64_t lost = after_attention(layer, next, *step, rows, x + rows.row * C))
+            float* rows_x = x + rows.row * C;
+            if (const int64_t lost = after_attention(layer, next, *step, rows, rows_x))
                 failure = lost;
-            else if (next && !before_attention(*next, caches[index + 1], *step, rows))
+            else if (next && !before_attention(*next, caches[index + 1], *step, rows, rows_x))
                 failure = OUT_OF_RANGE;
         });
     }

@@ -16,6 +16,13 @@ struct Matrix {
     int64_t format, N, K;
 };
 
+// A change of columns of a product y = x W^T from `first` on: scale x down^T up^T.
+struct LowRank {
+    Matrix down, up;
+    int64_t first;
+    float scale;
+};
+
 // y[M][N] = x[M][K] w[N][K]^T + bias.
 void linear(const Matrix& w, const float* x, int64_t M, float* y);
 

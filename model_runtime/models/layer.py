@@ -138,6 +138,7 @@ class Layer:
             scoring=attention.scoring,
             other_rope=self.has_other_rope,
             output=attention.output,
+            changes=attention.changes,
             gate_up=mlp.gate_up,
             activation=mlp.activation,
             down=mlp.down,

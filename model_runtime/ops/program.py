@@ -2,12 +2,11 @@
 Registered for 'cpu'; engine and worker processes.
 
 Made once by the decoder through `Ops.layer_program`, run once a step or, where images add features after the first
-layers, once for each of these. The structures are those of `linear.h`, `layer_ops.h` and `layers.cpp`; a test compares
-the two.
+layers, once for each of these.
 """
 
 from collections.abc import Sequence
-from ctypes import Structure, addressof, byref, c_float, c_int64, c_void_p, sizeof
+from ctypes import Array, addressof, byref, sizeof
 
 import torch
 from torch import Tensor
@@ -17,121 +16,21 @@ from model_runtime.caches import Caches, keys_and_values
 from model_runtime.kernels.library import library
 from model_runtime.ops.cpu import assert_plain, storage
 from model_runtime.ops.cpu_attention import growth_pointer, kv_arguments, norms_whole_rows, sight, sinks_pointer
-from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Linear, RopeTable, register
+from model_runtime.ops.program_structures import (
+    CHeads,
+    CKVLayer,
+    CLayer,
+    CLowRank,
+    CMatrix,
+    CRope,
+    CScoring,
+    CSharedRows,
+    CStep,
+    CStepBatch,
+)
+from model_runtime.ops.registry import DenseLayer, HeadShape, LayerStack, Linear, LowRank, RopeTable, register
 from model_runtime.parallel import Collectives
 from model_runtime.shared_collectives import SharedMemoryCollectives
-
-
-class CMatrix(Structure):
-    """A packed matrix and its bias."""
-
-    _fields_ = (
-        ("data", c_void_p),
-        ("bias", c_void_p),
-        ("format", c_int64),
-        ("N", c_int64),
-        ("K", c_int64),
-    )
-
-
-class CHeads(Structure):
-    """How a row of queries, keys and values is cut."""
-
-    _fields_ = (("H", c_int64), ("G", c_int64), ("D", c_int64), ("absent", c_int64), ("group", c_int64))
-
-
-class CScoring(Structure):
-    """A `Scoring`."""
-
-    _fields_ = (("scale", c_float), ("softcap", c_float), ("window", c_int64), ("sinks", c_void_p))
-
-
-class CRope(Structure):
-    """A table of rotations."""
-
-    _fields_ = (
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-        ("P", c_int64),
-        ("R", c_int64),
-        ("interleaved", c_int64),
-        ("growth", c_void_p),
-    )
-
-
-class CStepBatch(Structure):
-    """The arrays of a `Batch`."""
-
-    _fields_ = (
-        ("query_starts", c_void_p),
-        ("kv_lens", c_void_p),
-        ("block_tables", c_void_p),
-        ("table_starts", c_void_p),
-        ("rope_rows", c_void_p),
-        ("slots", c_void_p),
-        ("visible_ends", c_void_p),
-        ("T", c_int64),
-        ("S", c_int64),
-        ("B", c_int64),
-    )
-
-
-class CKVLayer(Structure):
-    """The cache of a layer."""
-
-    _fields_ = (
-        ("key", c_void_p),
-        ("value", c_void_p),
-        ("scales", c_void_p),
-        ("storage", c_int64),
-        ("num_slots", c_int64),
-    )
-
-
-class CLayer(Structure):
-    """A `DenseLayer`."""
-
-    _fields_ = (
-        ("qkv", CMatrix),
-        ("output", CMatrix),
-        ("gate_up", CMatrix),
-        ("down", CMatrix),
-        ("attention_norm", c_void_p),
-        ("attention_result_norm", c_void_p),
-        ("mlp_norm", c_void_p),
-        ("mlp_result_norm", c_void_p),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
-        ("heads", CHeads),
-        ("scoring", CScoring),
-        ("whole_qk_norm", c_int64),
-        ("other_rope", c_int64),
-        ("gelu", c_int64),
-        ("centered", c_int64),
-        ("parallel", c_int64),
-        ("residual_scale", c_float),
-        ("eps", c_float),
-    )
-
-
-class CSharedRows(Structure):
-    """The `SharedRows` of a batch, and the ranks whose they are."""
-
-    _fields_ = (("ranks", c_void_p), ("counts", c_void_p), ("positions", c_void_p), ("keys", CStepBatch))
-
-
-class CStep(Structure):
-    """What all layers of a step share."""
-
-    _fields_ = (
-        ("batch", CStepBatch),
-        ("rope", CRope),
-        ("other_rope", CRope),
-        ("workspace", c_void_p),
-        ("collective", c_void_p),
-        ("shared", c_void_p),
-        ("shared_workspace", c_void_p),
-    )
 
 
 class LayerProgram:
@@ -145,8 +44,9 @@ class LayerProgram:
     ) -> None:
         """`ranks` sum what each has of a block's result, `sharers` have other tokens of the sequences; None: nobody."""
         self._ranks, self._sharers, self._layers = ranks, sharers, tuple(layers)
-        """Holds the memory that `_structures` point to."""
-        self._structures = (CLayer * len(layers))(*(_layer(layer) for layer in layers))
+        """Holds, as `_changes` does, the memory that `_structures` point to."""
+        self._changes = [[_changes(changes) for changes in layer.changes] for layer in layers]
+        self._structures = (CLayer * len(layers))(*map(_layer, layers, self._changes))
         self._kv: Caches = []
         self._caches = (CKVLayer * 0)()
 
@@ -161,6 +61,8 @@ class LayerProgram:
         collective = None if self._ranks is None else addressof(self._ranks.structure)
         tables = (_rope(rope, self._layers[0].shape) for rope in ropes)
         step = CStep(_batch(batch), *tables, workspace.data_ptr(), collective)
+        if batch.adapted_A is not None:
+            step.adapted, step.num_adapted = batch.adapted_A.data_ptr(), len(batch.adapted_A)
         shared = self._shared_rows(batch)
         if shared is not None:
             size = library().shared_workspace(byref(self._structures), len(self._structures), byref(shared))
@@ -239,7 +141,14 @@ def _matrix(linear: Linear) -> CMatrix:
     return CMatrix(weight.data.data_ptr(), _pointer(bias), storage(weight), *sizes)
 
 
-def _layer(layer: DenseLayer) -> CLayer:
+def _changes(changes: Sequence[LowRank]) -> "Array[CLowRank]":
+    pairs = ([_matrix(Linear(weight, None)) for weight in (each.down, each.up)] for each in changes)
+    every = (CLowRank(*pair, each.first, each.scale) for pair, each in zip(pairs, changes, strict=True))
+    return (CLowRank * len(changes))(*every)
+
+
+def _layer(layer: DenseLayer, changes: "Sequence[Array[CLowRank]]") -> CLayer:
+    """Points to its changes."""
     shape, norms, scoring = layer.shape, layer.head_norms, layer.scoring
     query_rows, width = shape.num_heads * shape.head_dim, layer.output.weight.num_rows
     assert layer.qkv.weight.num_rows == query_rows + 2 * shape.num_kv_heads * shape.head_dim
@@ -264,6 +173,7 @@ def _layer(layer: DenseLayer) -> CLayer:
         layer.parallel,
         layer.residual_scale,
         layer.eps,
+        *(part for array in changes for part in (addressof(array), len(array))),
     )
 
 

@@ -77,6 +77,16 @@ class Linear:
     bias: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """A change of a product y = x W^T: x down^T up^T, times `scale`, is added to columns of y from `first` on."""
+
+    down: PackedWeight
+    up: PackedWeight
+    first: int
+    scale: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
     """How a fused query/key/value row of E numbers is cut: H D query, then G D key, then G D value channels."""
@@ -159,6 +169,8 @@ class DenseLayer:
     other_rope: bool
     """Rotates by the second table of a step."""
     output: Linear
+    changes: tuple[tuple[LowRank, ...], tuple[LowRank, ...]]
+    """Of qkv and of output."""
     gate_up: Linear
     activation: GatedActivation
     down: Linear

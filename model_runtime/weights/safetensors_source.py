@@ -126,19 +126,23 @@ class FileTensor(Numbers):
             self._shard.read(memory[number * size : (number + 1) * size], place)
 
 
+def read_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Those of one file, which stays open as long as they are there. Raises CheckpointError."""
+    entries = read_header(path)
+    shard = Shard(path)
+    return {key: FileTensor(shard, entry) for key, entry in entries.items()}
+
+
 def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint; its files stay open as long as these are there. Compares what is in the files with
     the index. Raises CheckpointError."""
     names, weight_map = shard_files(folder)
     found: dict[str, StoredTensor] = {}
     for name in names:
-        path = folder / name
-        entries = read_header(path)
-        shard = Shard(path)
-        for key, entry in entries.items():
+        for key, tensor in read_tensors(folder / name).items():
             if weight_map is not None and weight_map.get(key) != name:
                 raise CheckpointError(f"{name} holds {key}, which {INDEX} does not place there")
-            found[key] = FileTensor(shard, entry)
+            found[key] = tensor
     if lost := sorted((weight_map or {}).keys() - found.keys()):
         assert weight_map is not None, "without an index nothing is lost"
         where = ", ".join(f"{key} ({weight_map[key]})" for key in lost[:8])

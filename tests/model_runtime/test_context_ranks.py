@@ -27,11 +27,11 @@ from tests.model_runtime.test_ranks import (
     assert_same,
     assert_same_tokens,
     make_drafting,
+    make_seeing,
     recorded,
     recorded_fifty,
     requests,
 )
-from tests.vlm import make_vlm
 
 PAIR, BOTH = Layout(context_size=2), Layout(tensor_size=2, context_size=2)
 STAGES = Layout(context_size=2, pipeline_size=2)
@@ -73,7 +73,7 @@ def assert_shared(
 
 @pytest.mark.parametrize(("name", "layout"), [("llava-clip", BOTH), ("qwen3_vl", PAIR), ("gemma3", STAGES)])
 def test_texts_and_pictures_are_answered_as_by_one_rank(tmp_path: Path, name: str, layout: Layout) -> None:
-    make_vlm(tmp_path, name)
+    make_seeing(tmp_path, name)
     plans = assert_shared(layout, tmp_path, SHARED, requests(tmp_path), WIDE)
     assert sum(len(plan.encode.slots) for plan in plans) == 2
 

@@ -17,7 +17,17 @@ from model_runtime.kernels import build as building
 from model_runtime.kernels.build import BuildError, build, describe
 from model_runtime.kernels.library import SIGNATURES, library, open_library
 from model_runtime.ops import load_ops
-from model_runtime.ops.program import CHeads, CKVLayer, CLayer, CMatrix, CRope, CSharedRows, CStep, CStepBatch
+from model_runtime.ops.program_structures import (
+    CHeads,
+    CKVLayer,
+    CLayer,
+    CLowRank,
+    CMatrix,
+    CRope,
+    CSharedRows,
+    CStep,
+    CStepBatch,
+)
 from model_runtime.ops.registry import select
 from model_runtime.shared_collectives import CCollective
 
@@ -164,7 +174,10 @@ def test_signatures_are_those_of_the_sources() -> None:
 def test_structures_are_those_of_the_sources() -> None:
     code = "".join((building.SOURCE_DIR / name).read_text() for name in (*building.SOURCES, *building.HEADERS))
     types = {ctypes.c_int64: "int64_t", ctypes.c_float: "float", ctypes.c_void_p: "*"}
-    for structure in (CMatrix, CHeads, CRope, CStepBatch, CKVLayer, CLayer, CSharedRows, CStep, CCollective):
+    for structure in (
+        *(CMatrix, CLowRank, CHeads, CRope, CStepBatch, CKVLayer, CLayer),
+        *(CSharedRows, CStep, CCollective),
+    ):
         name = structure.__name__[1:]
         body = re.search(rf"struct {name} {{(.*?)}};", code, re.S)
         assert body is not None, name

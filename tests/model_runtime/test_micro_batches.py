@@ -28,11 +28,15 @@ def make_plan(random_: random.Random, num_sequences: int, images: ImageSpans) ->
         score=ScoreRows(),
         rope_positions=ints(list(range(3 * total))),
         images=images,
+        adapted=ints([0, *range(2, num_sequences, 2)]),
     )
 
 
 def rows(batch: Batch) -> list[list[object]]:
-    """Of each row: token, position, slot, rotations, the last key that it sees, and its sequence's table so far."""
+    """Of each row: token, position, slot, rotations, the last key that it sees, its sequence's table so far, and
+    whether an adapter changes it."""
+    assert batch.adapted_A is not None
+    adapted = set(batch.adapted_A.tolist())
     starts, tables = batch.query_starts_S1.tolist(), batch.table_starts_S1.tolist()
     found: list[list[object]] = []
     assert batch.rope_positions_T3 is not None and starts[0] == 0 and starts[-1] == batch.num_tokens
@@ -42,7 +46,7 @@ def rows(batch: Batch) -> list[list[object]]:
             position = int(batch.positions_T[row])
             table = batch.block_tables[tables[sequence] : tables[sequence + 1]].tolist()[: position // BLOCK + 1]
             others = (int(x[row]) for x in (batch.token_ids_T, batch.slots_T, batch.rope_rows_T))
-            found.append([*others, batch.rope_positions_T3[row].tolist(), position, table])
+            found.append([*others, batch.rope_positions_T3[row].tolist(), position, table, row in adapted])
     return found
 
 

@@ -24,6 +24,7 @@ from tests.model_runtime.test_ranks import (
     assert_same,
     fifty_prompts,
     make_drafting,
+    make_seeing,
     recorded,
     requests,
     served,
@@ -129,7 +130,7 @@ def test_greedy_tokens_of_fifty_prompts_are_those_of_one_rank(tmp_path: Path, na
 
 @pytest.mark.parametrize("name", ["llava-clip", "qwen3_vl", "gemma3"])
 def test_only_the_first_stage_knows_pictures(tmp_path: Path, name: str) -> None:
-    make_vlm(tmp_path, name)
+    make_seeing(tmp_path, name)
     steps = recorded(tmp_path, RUNTIME, requests(tmp_path))
     assert sum(len(plan.encode.slots) for plan, _ in steps) == 2
 

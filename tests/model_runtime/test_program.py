@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_runtime.architecture import ModelConfig, QueryGrowth, RopeConfig
+from model_runtime.architecture import Adapter, ModelConfig, QueryGrowth, RopeConfig
 from model_runtime.batch import Batch, ImageRows
 from model_runtime.kv_store import KVLayer
 from model_runtime.models.decoder import Decoder, decoder_table
@@ -33,6 +33,7 @@ PLAIN = replace(
 )
 LOCAL = RopeConfig(theta=100.0, rotary_dim=16)
 MROPE = RopeConfig(theta=10000.0, rotary_dim=16, mrope_sections=(2, 3, 3))
+ADAPTER = Adapter(rank=4, scale=0.7, matrices=("q_proj", "k_proj", "v_proj", "o_proj"))
 CONFIGS = {
     "plain": PLAIN,
     "biases": replace(PLAIN, qkv_bias=True, output_bias=True, mlp_bias=True),
@@ -72,6 +73,11 @@ CONFIGS = {
         other_rope_layers=(False, True, False),
         qk_norm="rotated",
     ),
+    "an adapter": replace(PLAIN, adapter=ADAPTER, qk_norm="head"),
+    "an adapter, norms after": replace(
+        PLAIN, adapter=replace(ADAPTER, matrices=("v_proj",)), norm_places="after", qkv_bias=True
+    ),
+    "an adapter, no output": replace(PLAIN, adapter=replace(ADAPTER, matrices=("q_proj", "o_proj")), norm="layer"),
     "deepstack": replace(PLAIN, rope=replace(MROPE, mrope_interleaved=True), num_deepstack=2),
 }
 
@@ -106,6 +112,7 @@ def make_decoder(
         tensor = part_of(parameter, parameter_of(parameter, seed), share)
         if parameter.columns is not None:
             chosen = ("q8_0", "float32", "q4_0")[seed % 3] if storage == "mixed" else storage
+            chosen = "bfloat16" if parameter.fewest_bits > 8 else chosen
             parameters.matrices[parameter.name] = packed(ops, tensor, chosen)
         elif parameter.belongs_to(share):
             parameters.vectors[parameter.name] = tensor
@@ -116,6 +123,8 @@ def make_batch(config: ModelConfig, spans: tuple[Span, ...] = ()) -> Batch:
     """Sequences that decode, continue a prompt and begin one; with image rows where the model has use for them."""
     batch = batch_of(QUERY_LENS, KV_LENS, BLOCK_SIZE, NUM_BLOCKS, spans=spans)
     ids = torch.arange(batch.num_tokens, dtype=torch.int32)
+    if config.adapter is not None:
+        batch = replace(batch, adapted_A=torch.tensor([*range(1, 8), *range(9, 29)]))
     if not config.rope.mrope_sections:
         return replace(batch, token_ids_T=ids)
     embeddings = [randn(5, config.hidden_size, seed=index) for index in range(1 + config.num_deepstack)]
@@ -175,6 +184,8 @@ def test_every_kind_of_dense_layer(name: str) -> None:
     [
         ("biases", "bfloat16"),
         ("biases", "q8_0"),
+        ("an adapter", "q8_0"),
+        ("an adapter", "mixed"),
         ("sandwich", "q4_0"),
         ("plain", "mixed"),
         ("parallel", "q8_0"),
@@ -201,10 +212,12 @@ def test_images_that_attend_to_themselves_both_ways() -> None:
 @pytest.mark.parametrize("storage", ["float32", "mixed"])
 def test_a_long_step_passes_a_layer_in_parts(storage: str) -> None:
     """With two threads, 200 rows are four parts of 48 and 56, the last of which ends within a group of 16."""
-    config = replace(PLAIN, hidden_size=128, intermediate_size=192, num_layers=2, sliding_windows=(0, 0))
+    config = replace(
+        CONFIGS["an adapter"], hidden_size=128, intermediate_size=192, num_layers=2, sliding_windows=(0, 0)
+    )
     decoder = make_decoder(config, compiled(), storage)
     batch = batch_of([100, 100], [100, 110], BLOCK_SIZE, NUM_BLOCKS)
-    assert_same(decoder, batch)
+    assert_same(decoder, replace(batch, adapted_A=torch.arange(100, 200)))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -217,13 +230,18 @@ def test_a_long_step_passes_a_layer_in_parts(storage: str) -> None:
         ("deepstack", "q4_0"),
         ("a cut group", "mixed"),
         ("parallel", "q8_0"),
+        ("an adapter", "mixed"),
         ("scaled and capped", "float32"),
     ],
 )
 def test_ranks_sum_within_the_call(name: str, storage: str, threads: int) -> None:
     """The batch is longer than a part, so that ranks come to several sums in each block."""
     config = CONFIGS[name]
-    batch = make_batch(config) if config.rope.mrope_sections else batch_of([60, 70], [60, 80], BLOCK_SIZE, NUM_BLOCKS)
+    batch = (
+        make_batch(config)
+        if config.rope.mrope_sections or config.adapter
+        else batch_of([60, 70], [60, 80], BLOCK_SIZE, NUM_BLOCKS)
+    )
 
     def one(collectives: SharedMemoryCollectives) -> None:
         assert_same_once(make_decoder(config, compiled(), storage, collectives), batch)

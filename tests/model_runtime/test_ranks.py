@@ -16,6 +16,7 @@ from scheduler.plan import StepPlan, StepResult, ints
 from scheduler.request import Request, SamplingParams
 from scheduler.stats import SchedulerStats
 from server.engine import make_scheduler
+from tests.adapters import write_adapter
 from tests.checkpoints import make_checkpoint, make_model
 from tests.model_runtime import deepseek
 from tests.model_runtime.next_token import make as make_predicting
@@ -28,6 +29,13 @@ from tests.vlm_engine import Gateway, request
 SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=48, block_size=16, prefill_share=1.0)
 RUNTIME = RuntimeConfig(max_model_len=512, num_kv_blocks=128, memory_budget=2**30, encoder_cache_bytes=2**20, threads=1)
 STEPS = 12
+
+
+def make_seeing(folder: Path, name: str) -> None:
+    """A checkpoint that takes images, one of them with an adapter for these."""
+    model = make_vlm(folder, name)
+    if name == "llava-clip":
+        write_adapter(folder, model)
 
 
 def requests(folder: Path) -> list[Request]:
@@ -93,7 +101,7 @@ def assert_same(found: StepResult, expected: StepResult) -> None:
 
 @pytest.mark.parametrize(("name", "kernels"), [("llava-clip", "auto"), ("qwen3_vl", "reference"), ("gemma3", "auto")])
 def test_texts_and_pictures_are_answered_as_by_one_rank(tmp_path: Path, name: str, kernels: str) -> None:
-    make_vlm(tmp_path, name)
+    make_seeing(tmp_path, name)
     runtime = replace(RUNTIME, kernels=kernels)
     steps = recorded(tmp_path, runtime, requests(tmp_path))
     assert sum(len(plan.encode.slots) for plan, _ in steps) == 2

@@ -16,6 +16,11 @@ def _content(salt: bytes, *tokens: int) -> CachedBlock:
     return CachedBlock(block_key(root_key(salt), token_bytes), root_key(salt), token_bytes)
 
 
+def test_texts_that_an_adapter_changes_have_other_keys() -> None:
+    keys = {root_key(salt, adapted=adapted) for salt in (b"", b"a", b"adapted", b"root") for adapted in (False, True)}
+    assert len(keys) == 8
+
+
 def test_keys_depend_on_parent_tokens_and_salt() -> None:
     one = _content(b"", 1, 2, 3, 4)
     assert len(one.key) == 32
