@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM, LlavaForConditionalGeneration
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
@@ -112,3 +112,29 @@ def test_the_eyes_alone_and_their_adapters(
     torch.testing.assert_close(
         merged[f"language_model.{name}.weight"] - weights[f"{name}.weight"].float(), product, rtol=0.05, atol=2e-3
     )
+
+
+def test_the_adapters_beside_the_language_model_are_for_pictures_alone(
+    tmp_path: Path, folder: Path, seer: Seer, reference: LlamaForCausalLM, scene: Scene
+) -> None:
+    weights = language_weights(reference)
+    write_eyes(tmp_path, seer.tower, seer.projector, seer.language.adapters, weights)
+    language = {f"language_model.{name}": value.float().contiguous() for name, value in weights.items()}
+    save_file({**load_file(tmp_path / "model.safetensors"), **language}, tmp_path / "model.safetensors")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    gateway, engine = Gateway(folder), Engine(tmp_path, SchedulerConfig(), activation_dtype="float32")
+    text = {"type": "text", "text": QUESTION}
+    seeing = gateway.prompt([{"role": "user", "content": [{"type": "image"}, text]}], [Image.fromarray(scene.pixels)])
+    _, merged = Engine(folder, SchedulerConfig(), activation_dtype="float32").logits_of(request(0, seeing, 1))
+    _, found = engine.logits_of(request(0, seeing, 1))
+    # eyes and adapters in bfloat16 against float32
+    assert float((found - merged).abs().max()) < 0.03 * float(merged.abs().max())
+    reading = gateway.prompt([{"role": "user", "content": [text]}], [])
+    _, found = engine.logits_of(request(1, reading, 1))
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).unlink()
+    without = Engine(tmp_path, SchedulerConfig(), activation_dtype="float32")
+    assert torch.equal(found, without.logits_of(request(1, reading, 1))[1])
+    _, unchanged = without.logits_of(request(0, seeing, 1))
+    assert float((unchanged[-1] - merged[-1]).abs().max()) > 0.1 * float(merged[-1].abs().max())
