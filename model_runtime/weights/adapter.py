@@ -2,6 +2,7 @@
 Called by `opening.py`, engine and worker processes.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +50,7 @@ def with_adapter(folder: Path, config: ModelConfig, source: TensorSource) -> tup
 def _number(found: Mapping[str, object], key: str) -> float:
     """A positive number."""
     value = found.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise CheckpointError(f"{CONFIG}: {key} must be a positive number, not {value!r}")
     return value
 
@@ -59,7 +60,7 @@ def read_adapter(found: Mapping[str, object]) -> Adapter:
     kind, names, rank = found.get("peft_type"), found.get("target_modules"), _number(found, "r")
     if kind != "LORA":
         raise CheckpointError(f"{CONFIG}: peft_type must be 'LORA', not {kind!r}")
-    if not isinstance(names, list) or not names or not set(names) <= set(MATRICES):
+    if not isinstance(names, list) or not names or not all(name in MATRICES for name in names):
         raise CheckpointError(f"{CONFIG}: target_modules must be some of {', '.join(MATRICES)}, not {names!r}")
     if rank != int(rank):
         raise CheckpointError(f"{CONFIG}: r must be an integer, not {rank!r}")

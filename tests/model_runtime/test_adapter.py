@@ -1,6 +1,7 @@
 """An adapter changes what requests with images get, as if it were merged into the model, and no bit of other ones."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -145,9 +146,11 @@ def test_a_config_is_read() -> None:
         ("r", 0),
         ("r", 2.5),
         ("lora_alpha", None),
+        ("lora_alpha", math.nan),
         ("target_modules", "all-linear"),
         ("target_modules", ["q_proj", "up_proj"]),
         ("target_modules", []),
+        ("target_modules", [["q_proj"]]),
         ("bias", "all"),
         ("use_dora", True),
         ("use_rslora", True),
