@@ -82,6 +82,7 @@ def align(ranks: Sequence[Product], reference: Reference) -> Alignment:
     product = ranks[0]
     _check_quantization(reference, product.quantization)
     _check_width(reference, product.decoder.config.vocab_size)
+    _check_length(reference, product.decoder.config.max_position)
     served_LV = served(ranks, reference)
     traced_LV, free = traced(ranks, reference.stream(), forced=False)
     forced_LV, forced = traced(ranks, reference, forced=True)
@@ -152,6 +153,13 @@ def _check_quantization(reference: Reference, asked: str) -> None:
 def _check_width(reference: Reference, vocab_size: int) -> None:
     if (found := reference.logits_LV.shape[1]) != vocab_size:
         raise CheckpointError(f"the reference has a vocabulary of {found} tokens, and the model one of {vocab_size}")
+
+
+def _check_length(reference: Reference, max_position: int) -> None:
+    if (longest := max(map(len, reference.prompts))) > max_position:
+        raise CheckpointError(
+            f"the reference has a prompt of {longest} tokens, and the model was made for {max_position}"
+        )
 
 
 def _report(name: str, taken: Taken, free: Tensor | None, reference: Reference, precisions: Precisions) -> PlaceReport:

@@ -70,17 +70,20 @@ def run(arguments: argparse.Namespace) -> int:
     product = f"{ranks[0].computes}: {ranks[0].precisions.words}"
     computes = product + (f", {len(ranks)} ranks" if len(ranks) > 1 else "")
     title = f"{model.name} against {reference.made_by}"
+    show(found, title, computes)
     if arguments.json is not None:
         _write(arguments.json, json.dumps(as_json(found, title), indent=1))
     if arguments.html is not None:
         _write(arguments.html, page(found, title, computes).html())
-    show(found, title, computes)
     return 0 if found.passed else EXIT_DIVERGES
 
 
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.dump is not None and arguments.reference != TRANSFORMERS:
         raise OptionError("--dump writes what transformers computes: leave --reference out")
+    for file in (arguments.dump, arguments.json, arguments.html):
+        if file is not None and not file.parent.is_dir():
+            raise OptionError(f"cannot write {file}: there is no folder {file.parent}")
 
 
 def _reference(model: Path, arguments: argparse.Namespace, quantization: Quantization) -> "Reference":

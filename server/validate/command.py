@@ -5,6 +5,7 @@ A process of its own, which starts the real server as a child and speaks to it o
 
 import argparse
 import dataclasses
+import fcntl
 import os
 import shlex
 import sys
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
 import msgspec
@@ -59,8 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = settings.folder or DEFAULT_FOLDER / model.name
     shown = Shown(Console(stderr=True))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / LOG).write_text("")
+        log = _held_log(folder)
     except OSError as error:
         raise OptionError(f"--folder: {error}") from None
     gate = Gate(config, model, settings, folder, shown.told)
@@ -72,8 +72,22 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         gate.close()
         passed, sentence = _report(results, settings, folder, model.name)
+        log.close()
     print(f"{'passed' if passed else 'FAILED'}: {sentence}\n{folder / REPORT}")
     return 0 if passed else EXIT_FAILED
+
+
+def _held_log(folder: Path) -> TextIO:
+    """The server's log, empty. While it is open no other validation has the folder. Raises OSError, OptionError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = (folder / LOG).open("a", encoding="utf-8")
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        log.truncate(0)
+    except BlockingIOError:
+        log.close()
+        raise OptionError(f"--folder: {folder} is in use by another validation: wait, or name another folder") from None
+    return log
 
 
 def _stage(name: str, gate: Gate, inputs: tuple[object, ...], shown: Shown) -> StageResult:

@@ -81,13 +81,27 @@ def test_files_that_are_no_references(folder: Path, tmp_path: Path, capsys: pyte
     assert run(str(folder), "--reference", str(path), "--dump", str(path)) == 2
     assert "leave --reference out" in capsys.readouterr().err
     assert run(str(folder), "--dump", str(tmp_path / "no folder" / "file")) == 2
+    assert f"there is no folder {tmp_path / 'no folder'}" in capsys.readouterr().err
+    assert run(str(folder), "--dump", str(tmp_path)) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--html", "--json"])
+def test_nothing_is_compared_for_a_report_that_has_no_folder(
+    option: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "none"
+    assert run(str(folder), "--reference", str(tmp_path / "neither"), option, str(missing / "report")) == 2
+    assert f"there is no folder {missing}" in capsys.readouterr().err
 
 
 def test_another_models_reference(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_checkpoint(tmp_path, "llama", {"vocab_size": 300})
     assert run(str(tmp_path), "--reference", str(dump), *CUT) == 2
     assert "a vocabulary of 259 tokens, and the model one of 300" in capsys.readouterr().err
+    make_checkpoint(tmp_path, "llama", {"max_position_embeddings": 40})
+    assert run(str(tmp_path), "--reference", str(dump), *CUT) == 2
+    assert "a prompt of 41 tokens, and the model was made for 40" in capsys.readouterr().err
 
 
 def test_half_precision(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`firstlight validate`: what its checks make of what they see, and and of a tiny model that takes pictures."""
 
+import fcntl
 import json
 import random
 from dataclasses import replace
@@ -202,6 +203,19 @@ def test_what_cannot_be_asked_for(flags: list[str], capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit, match="2"):
         main(["validate", *flags])
     assert capsys.readouterr().err.startswith("firstlight: --")
+
+
+def test_a_folder_is_one_validations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The log of the other one, which it reads, is left as it is."""
+    write_tiny_vlm(tmp_path / "tiny")
+    with (tmp_path / "server.log").open("w") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        log.write("memory of rank 0")
+        log.flush()
+        with pytest.raises(SystemExit, match="2"):
+            main(["validate", str(tmp_path / "tiny"), "--folder", str(tmp_path)])
+        assert f"{tmp_path} is in use by another validation" in capsys.readouterr().err
+    assert (tmp_path / "server.log").read_text() == "memory of rank 0"
 
 
 def test_a_tiny_model_passes_and_is_not_asked_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
