@@ -20,6 +20,11 @@ def follow_parent(by: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
 
 
+def following(by: signal.Signals, module: str, *arguments: str) -> list[str]:
+    """The command of a process that gets this signal when the one that starts it ends, however that dies."""
+    return [sys.executable, "-m", "server.child_entry", str(int(by)), module, *arguments]
+
+
 def main() -> None:
     """Entry of every child."""
     by, module = sys.argv[1:3]

@@ -4,11 +4,12 @@ A process of its own; its own report stands beside this one.
 """
 
 import json
+import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from server.child_entry import following
 from server.validate.gate import Gate
 from server.validate.result import StageResult, checked, skipped
 
@@ -23,7 +24,7 @@ def run(gate: Gate) -> StageResult:
     gate.close()  # its memory is wanted
     gate.told(0.1, "firstlight align")
     figures = gate.folder / FIGURES
-    command = [sys.executable, "-m", "server.cli", "align", *gate.align_arguments]
+    command = following(signal.SIGKILL, "server.cli", "align", *gate.align_arguments)
     command += ["--json", str(figures), "--html", str(gate.folder / PAGE)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)

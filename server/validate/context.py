@@ -2,12 +2,13 @@
 whether the model finds a needle in it.
 """
 
+import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 
 import msgspec
 
+from server.child_entry import following
 from server.config import to_json
 from server.report.axis import Axis
 from server.report.plot import Plot, Series
@@ -63,7 +64,7 @@ def run(gate: Gate) -> StageResult:
 
 def _compute(gate: Gate, wanted: ContextWanted) -> ContextFound | str:
     """By the process; or why it could not."""
-    command = [sys.executable, "-m", "server.validate.context_process"]
+    command = following(signal.SIGKILL, "server.validate.context_process")
     with (gate.folder / LOG).open("a", encoding="utf-8") as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
     assert process.stdin is not None and process.stdout is not None

@@ -5,9 +5,11 @@ held against it, so that a machine that is busy with something else is held agai
 """
 
 import json
+import signal
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
+
+from server.child_entry import following
 
 SECONDS = 1.0
 """For each rate; the best of as many runs as fit."""
@@ -26,7 +28,7 @@ class Limits:
 
 def measured() -> Limits | None:
     """Measure now; None where it comes to no end."""
-    command = [sys.executable, "-m", "server.validate.machine"]
+    command = following(signal.SIGKILL, "server.validate.machine")
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=True)
         return Limits(**json.loads(found.stdout))

@@ -6,7 +6,6 @@ The child is ended by its process id, whatever happens.
 import contextlib
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+
+from server.child_entry import following
 
 END_SECONDS = 60.0
 """In which the child ends by itself after SIGTERM."""
@@ -78,7 +79,8 @@ def children_of(supervisor: int) -> dict[str, psutil.Process]:
 def started(arguments: Sequence[str], log: Path, headers: dict[str, str], timeout: float) -> Iterator[LocalServer]:
     """`serve` with these arguments, ready, on a port that is free; its log goes to a file, and a request may take
     `timeout` seconds. Raises ServerDidNotStart."""
-    command = [sys.executable, "-m", "server.cli", "serve", *arguments, "--host", "127.0.0.1", "--port", "0"]
+    words = ("serve", *arguments, "--host", "127.0.0.1", "--port", "0")
+    command = following(signal.SIGTERM, "server.cli", *words)
     with log.open("a", encoding="utf-8") as errors:
         log_start = errors.tell()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)

@@ -3,11 +3,14 @@
 import fcntl
 import json
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from loadtest.metrics import summarize
@@ -216,6 +219,31 @@ def test_a_folder_is_one_validations(tmp_path: Path, capsys: pytest.CaptureFixtu
             main(["validate", str(tmp_path / "tiny"), "--folder", str(tmp_path)])
         assert f"{tmp_path} is in use by another validation" in capsys.readouterr().err
     assert (tmp_path / "server.log").read_text() == "memory of rank 0"
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from server.validate.serving import started
+with started([sys.argv[1], "--no-prepare-weights", "--max-model-len", "64"], Path(sys.argv[2]), {}, 60.0) as server:
+    print(server.process.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a process that its parent was killed")
+def test_a_killed_validation_leaves_no_server(tmp_path: Path) -> None:
+    write_tiny_vlm(tmp_path / "tiny")
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "tiny"), str(tmp_path / "log")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as validation:
+        assert validation.stdout is not None
+        server = psutil.Process(int(validation.stdout.readline()))
+        assert server.is_running()
+        validation.kill()
+    _, left = psutil.wait_procs([server], timeout=60)
+    for process in left:
+        process.kill()
+    assert not left
 
 
 def test_a_tiny_model_passes_and_is_not_asked_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
