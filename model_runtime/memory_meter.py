@@ -42,6 +42,7 @@ class MemoryMeter:
 
     def begin(self) -> None:
         """From here on the most is looked for; above what there was before, where the system does not forget that."""
+        give_back_memory(self._device)  # as `end` does, for what is freed between would count as less
         if self._device.type != "cpu":
             _told(lambda: torch.accelerator.reset_peak_memory_stats(self._device))
         elif CLEAR_REFS.exists():

@@ -5,6 +5,7 @@ is freed (MALLOC_MMAP_THRESHOLD_). For each model it forks, loads, writes every 
 prints what each of these took beside what was planned.
 """
 
+import gc
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch
 
 from model_runtime.config import RuntimeConfig
+from model_runtime.device import give_back_memory
 from model_runtime.executor import load_runner
 from model_runtime.memory_meter import MemoryMeter
 from model_runtime.memory_steps import SCORE_CHUNK
@@ -57,6 +59,8 @@ def measure(path: Path, tokens: int, sequences: int, side: int) -> dict[str, int
         max_model_len=1024, num_kv_blocks=512, threads=THREADS, prepare_weights=False, encoder_cache_bytes=cache
     )
     meter = MemoryMeter(CPU)
+    gc.collect()
+    give_back_memory(CPU)
     before = meter.used()
     runner, info = load_runner(path, runtime, scheduler, lambda stage, fraction: None)
     loaded = meter.used()

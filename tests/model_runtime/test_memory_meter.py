@@ -20,8 +20,8 @@ CPU, SIZE = torch.device("cpu"), 96 * 2**20
 
 def test_what_was_there_for_a_moment_counts() -> None:
     meter = MemoryMeter(CPU)
-    before = meter.used()
     meter.begin()
+    before = meter.used()
     kept = torch.ones(SIZE // 4)
     assert meter.used() - before == pytest.approx(SIZE, rel=0.05)
     torch.ones(SIZE // 2).sum()

@@ -21,6 +21,8 @@ from tests.vlm_oracle import Messages, Oracle
 
 TOLERANCE = 2e-4
 """Logits reach 25; texts without pictures differ by as much."""
+IN_CHUNKS = 1e-3
+"""Where transformers computes states in chunks of 64 tokens, in float32."""
 STEPS = 12
 ROUNDS = 5
 WORDS = (
@@ -41,6 +43,7 @@ TEXTS: Mapping[str, Mapping[str, object]] = {
     "gemma3": {**DEEPER, "layer_types": WINDOWS, "sliding_window": 5},
     "gemma3-wide-window": {**DEEPER, "layer_types": WINDOWS},
     "kimi_k25": {"num_hidden_layers": 5},
+    "qwen3_5": {**DEEPER, "layer_types": ["linear_attention", "full_attention"] * 2 + ["linear_attention"]},
 }
 """What language models have that DEEPER is no change for."""
 ONE_TOKEN = ("llava-pixtral", "mistral3")
@@ -79,6 +82,7 @@ def drawn_conversation(draw: random.Random, least: int) -> tuple[Messages, list[
 def test_random_conversations_are_answered_as_by_transformers(name: str, tmp_path: Path) -> None:
     """Ids, the logits of every row and greedy text, in whole and in small steps, with prompts out of the cache."""
     draw, least = random.Random(name), 12 if name in ONE_TOKEN else 1
+    tolerance = IN_CHUNKS if name == "qwen3_5" else TOLERANCE
     oracle, gateway = Oracle(name, make_vlm(tmp_path, name, TEXTS.get(name, DEEPER))), Gateway(tmp_path)
     engines = [
         Engine(
@@ -94,9 +98,9 @@ def test_random_conversations_are_answered_as_by_transformers(name: str, tmp_pat
         outcome, logits_LV = engines[number % 2].logits_of(request(0, prompt, STEPS))
         expected_LV = oracle.logits([*ids, *outcome.token_ids], features)[outcome.cached_tokens : -1]
         assert expected_LV.shape == logits_LV.shape
-        assert (logits_LV - expected_LV).abs().max().item() <= TOLERANCE
+        assert (logits_LV - expected_LV).abs().max().item() <= tolerance
         chosen_S = expected_LV[-STEPS:].gather(1, torch.tensor(outcome.token_ids)[:, None])[:, 0]
-        assert (expected_LV[-STEPS:].amax(1) - chosen_S).max().item() <= 2 * TOLERANCE
+        assert (expected_LV[-STEPS:].amax(1) - chosen_S).max().item() <= 2 * tolerance
 
 
 def visible(outcome: Outcome) -> tuple[object, ...]:
