@@ -128,10 +128,9 @@ class LongText:
             block_tables=ints(blocks),
             sample=SampleRows(),
             score=ScoreRows(),
-            states=StateRuns(ends=ints([end - start]), reads=ints([0 if start else NO_STATE]), writes=ints([0])),
+            states=StateRuns(ends=ints([end - start]), reads=ints([OWN if start else NO_STATE]), writes=ints([OWN])),
         )
-        decoder = self._product.decoder
-        hidden_TC = decoder.forward(self._product.batch(plan), self._kv)
+        hidden_TC = self._decoder.forward(self._product.batch(plan), self._kv)
         if not wanted:
             return {}
         rows = torch.tensor([position - start for position in wanted], device=hidden_TC.device)
