@@ -103,10 +103,11 @@ class KVBlocks:
     def distrust(self, seq: Sequence) -> None:
         """Never serve the blocks of a failed sequence to others, nor states that it left behind blocks of theirs: its
         numbers may not be finite."""
-        for index in range(seq.num_registered if self.states is not None else 0):
-            block = self._cache.find(*self._cached_block(seq, index))
-            if self.states is not None and block is not None:
-                self.states.forget(block)
+        if self.states is not None:
+            known = (self._cache.find(*self._cached_block(seq, index)) for index in range(seq.num_registered))
+            for block in known:
+                if block is not None:
+                    self.states.forget(block)
         for block in seq.blocks:
             self._forget(block)
 

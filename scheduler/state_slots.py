@@ -31,9 +31,9 @@ class StateSlots:
         self._free_checkpoints = list(range(num_running + num_checkpoints - 1, num_running - 1, -1))
         self._kept: OrderedDict[int, int] = OrderedDict()
         """Block -> slot of the state behind it, the one that was used longest ago first."""
-        self._kept_slots: set[int] = set()
         self._holders = [0] * (num_running + num_checkpoints)
-        """Of a checkpoint's slot: sequences that go on from there, and runs in flight that write it."""
+        """Of a checkpoint's slot: sequences that go on from there, runs in flight that write it, and the block that it
+        is kept for. Without any it is free."""
 
     @property
     def free(self) -> list[int]:
@@ -52,7 +52,7 @@ class StateSlots:
         if blocks:
             self._kept.move_to_end(blocks[-1])
             state.newest = self._kept[blocks[-1]]
-            self._holders[state.newest] += 1
+            self._hold(state.newest)
 
     def runs(self, seq: Sequence, end: int) -> Iterator[tuple[int, int, int]]:
         """A step computes the rows up to `end`: (one past the last row, slot to read, slot to write) of each run."""
@@ -81,19 +81,16 @@ class StateSlots:
             block = known_block(mark // self._block_size - 1)
             if block is not None and block not in self._kept:
                 self._kept[block] = slot
-                self._kept_slots.add(slot)
-        if state.newest >= self._num_running and state.newest != before:
-            self._holders[state.newest] += 1
+                self._hold(slot)
+        self._hold(state.newest)
         self._let_go(state.written)
-        if before >= self._num_running and before != state.newest:
-            self._drop(before)
+        self._drop(before)
 
     def release(self, seq: Sequence) -> None:
         """A sequence ends, or waits again."""
         state = seq.state
         self._let_go(state.written)
-        if state.newest >= self._num_running:
-            self._drop(state.newest)
+        self._drop(state.newest)
         self._free.append(state.own)
         state.own = state.newest = state.following = NO_STATE
 
@@ -101,22 +98,20 @@ class StateSlots:
         """The prefix cache forgets a block."""
         slot = self._kept.pop(block, None)
         if slot is not None:
-            self._kept_slots.remove(slot)
-            if not self._holders[slot]:
-                self._free_checkpoints.append(slot)
+            self._drop(slot)
 
     def check(self, running: list[Sequence], holds: Callable[[int], bool]) -> None:
         """Assert that each slot is somebody's or free, and that checkpoints are of blocks that the prefix cache has."""
         own = [seq.state.own for seq in running]
         assert sorted(own + self._free) == list(range(self._num_running)), "a slot is lost or two sequences have it"
         holders = [0] * len(self._holders)
+        for slot in self._kept.values():
+            holders[slot] += 1
         for seq in running:
             for slot in (*(slot for _, slot in seq.state.written), seq.state.newest):
                 holders[slot] += slot >= self._num_running
         assert holders == self._holders, "holders of states are miscounted"
-        held = {slot for slot, count in enumerate(holders) if count}
-        used = sorted(held | self._kept_slots)
-        assert self._kept_slots == set(self._kept.values()), "checkpoints and their slots disagree"
+        used = [slot for slot, count in enumerate(holders) if count]
         checkpoints = list(range(self._num_running, self._num_running + self._num_checkpoints))
         assert sorted(used + self._free_checkpoints) == checkpoints, "a checkpoint's slot is lost or in use and free"
         assert all(map(holds, self._kept)), "a state of a block that cannot be found"
@@ -124,13 +119,13 @@ class StateSlots:
     def _take_checkpoint(self) -> int | None:
         """A slot to write: a free one, else that of the checkpoint that was used longest ago; None if all are held."""
         if not self._free_checkpoints:
-            unheld = (block for block, slot in self._kept.items() if not self._holders[slot])
-            block = next(unheld, None)
+            only_kept = (block for block, slot in self._kept.items() if self._holders[slot] == 1)
+            block = next(only_kept, None)
             if block is None:
                 return None
             self.forget(block)
         slot = self._free_checkpoints.pop()
-        self._holders[slot] = 1
+        self._hold(slot)
         return slot
 
     def _let_go(self, written: list[tuple[int, int]]) -> None:
@@ -138,7 +133,14 @@ class StateSlots:
             self._drop(slot)
         written.clear()
 
+    def _hold(self, slot: int) -> None:
+        """One more holder, if it is a checkpoint's."""
+        if slot >= self._num_running:
+            self._holders[slot] += 1
+
     def _drop(self, slot: int) -> None:
-        self._holders[slot] -= 1
-        if not self._holders[slot] and slot not in self._kept_slots:
-            self._free_checkpoints.append(slot)
+        """The inverse of `_hold`."""
+        if slot >= self._num_running:
+            self._holders[slot] -= 1
+            if not self._holders[slot]:
+                self._free_checkpoints.append(slot)
