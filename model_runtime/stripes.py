@@ -110,6 +110,8 @@ class SharedAttention:
         return self._ops.merge_attention(states_NTHX).to(qkv_TE.dtype)
 
     def _keys(self, shared: SharedRows, scoring: Scoring) -> KeyRanges:
+        if not scoring.window and not scoring.chunk:
+            return shared.keys
         return replace(shared.keys, begins_T=self._stripes.before(scoring.begins(shared.positions_T)))
 
 
