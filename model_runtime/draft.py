@@ -52,7 +52,7 @@ class DraftPart:
     """None where it is the model's first layers."""
     weight_bytes: int
     block_bytes: int
-    """Of its keys and values, and of states that it needs, a KV block."""
+    """Of its keys and values, and of what it needs of the model, a KV block."""
     cost: float
     """Of a step, in steps of the model: by the weights that it reads."""
     next_token: Parameters | None = None
@@ -129,7 +129,7 @@ def _first_layers(num_layers: int, model: LoadedModel) -> DraftPart:
 def _next_token(
     parameters: Parameters, model: LoadedModel, scheduler: SchedulerConfig, runtime: RuntimeConfig
 ) -> DraftPart:
-    """The part of a layer that also keeps the model's states, and reads its output matrix."""
+    """The part of a layer that also keeps what the model's final norm gives, and reads its output matrix."""
     config, kv_type = model.decoder.own, storage_type(runtime.kv_cache_dtype, model.kv_type)
     head = model.decoder.head
     assert head is not None, "speculation for a model that writes nothing"
@@ -145,10 +145,10 @@ def _next_token(
 def next_token_model(decoder: Decoder, parameters: Parameters, kv: Caches) -> DraftModel:
     """The layer for multi-token prediction beside `decoder` with its cache `kv`; its own is of the same kind."""
     num_blocks, block_size = paged(kv).num_blocks, paged(kv).block_size
-    states_SC = torch.empty(num_blocks * block_size, decoder.config.hidden_size, dtype=decoder.dtype)
+    normed_SC = torch.empty(num_blocks * block_size, decoder.config.hidden_size, dtype=decoder.dtype)
     one = replace(decoder.own, num_layers=1)
     own_kv = allocate_caches(one, num_blocks, block_size, paged(kv).dtype, torch.device("cpu"))
-    return DraftModel(model=NextTokenLayer(decoder, parameters, states_SC), kv=own_kv, states_SC=states_SC)
+    return DraftModel(model=NextTokenLayer(decoder, parameters, normed_SC), kv=own_kv, normed_SC=normed_SC)
 
 
 def draft_model(

@@ -43,9 +43,9 @@ def state_bytes(config: ModelConfig) -> int:
 
 
 def next_token_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """One block of the layer for multi-token prediction: its own cache, and the model's states of the tokens."""
-    states = block_size * config.hidden_size * FLOAT_BYTES
-    return cache_block_bytes(replace(config, num_layers=1), block_size, dtype) + states
+    """One block of the layer for multi-token prediction: its own cache, and outputs of the model's final norm."""
+    normed = block_size * config.hidden_size * FLOAT_BYTES
+    return cache_block_bytes(replace(config, num_layers=1), block_size, dtype) + normed
 
 
 def rope_bytes(config: ModelConfig) -> int:

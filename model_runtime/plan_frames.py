@@ -55,7 +55,7 @@ def _buffers(plan: StepPlan) -> "tuple[array[int], ...]":
         *(plan.token_ids, plan.query_lens, plan.kv_lens, plan.block_tables, plan.rope_positions, plan.drop_slots),
         *(jobs.slots, jobs.num_embeddings),
         *(spans.rows, spans.lengths, spans.slots, spans.firsts, spans.starts, spans.ends),
-        *(plan.sample.rows, plan.score.rows, plan.free_blocks, plan.state_slots),
+        *(plan.sample.rows, plan.score.rows, plan.free_blocks, plan.normed_slots),
         *(plan.pool.rows, plan.pool.counts, plan.states.ends, plan.states.reads, plan.states.writes),
         *(plan.adapted, plan.free_states),
     )
@@ -63,7 +63,7 @@ def _buffers(plan: StepPlan) -> "tuple[array[int], ...]":
 
 def _plan(head: PlanHead, buffers: "Sequence[array[int]]", pixels: tuple[ImagePixels, ...]) -> StepPlan:
     token_ids, query_lens, kv_lens, tables, positions, drops, jobs, counts = buffers[:8]
-    rows, lengths, slots, firsts, starts, ends, sampled, scored, free, state_slots, pooled, counted = buffers[8:20]
+    rows, lengths, slots, firsts, starts, ends, sampled, scored, free, normed_slots, pooled, counted = buffers[8:20]
     run_ends, reads, writes, adapted, free_states = buffers[20:]
     return StepPlan(
         step_id=head.step_id,
@@ -82,7 +82,7 @@ def _plan(head: PlanHead, buffers: "Sequence[array[int]]", pixels: tuple[ImagePi
         adapted=adapted,
         free_blocks=free,
         free_states=free_states,
-        state_slots=state_slots,
+        normed_slots=normed_slots,
         by_draft_model=head.by_draft_model,
     )
 

@@ -47,9 +47,9 @@ class DraftModel:
     model: LanguageModel
     kv: Caches
     """Of the model's block numbers; the model's own where the draft model is its first layers."""
-    states_SC: Tensor | None = None
-    """The final norm's output of the model by slot, where the draft model goes on from that; of tokens that the model
-    has not computed, what the draft model made in its place."""
+    normed_SC: Tensor | None = None
+    """The output of the model's final norm by slot [S, C], where the draft model goes on from that; of tokens that the
+    model has not computed, what the draft model made in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +187,7 @@ class Runner:
         else:
             assert self._stage is not None, "hidden states of no stage"
             hidden_TC = self._stage.end(begun.plan, begun.whole)
-        self._keep_states(begun.plan, begun.batch, hidden_TC)
+        self._keep_normed(begun.plan, begun.batch, hidden_TC)
         return hidden_TC
 
     @torch.inference_mode()
@@ -197,21 +197,21 @@ class Runner:
         batch = make_batch(plan, self._sequences.stripes.block_size)
         return self._model.logits(self._model.forward(batch, self._kv))
 
-    def _keep_states(self, plan: StepPlan, batch: Batch, hidden_TC: Tensor) -> None:
-        """For a draft model that goes on from them, those of this rank's slots."""
-        states_SC = None if self._draft is None else self._draft.states_SC
-        if states_SC is None:
+    def _keep_normed(self, plan: StepPlan, batch: Batch, hidden_TC: Tensor) -> None:
+        """What the final norm makes of the step, for a draft model that goes on from it: of this rank's slots."""
+        normed_SC = None if self._draft is None else self._draft.normed_SC
+        if normed_SC is None:
             return
-        assert self._final_norm is not None, "states without the norm that they come from"
+        assert self._final_norm is not None, "a draft model that needs the final norm, and there is none"
         if not plan.by_draft_model:
             own_TC = self._sequences.own_rows(hidden_TC, batch)
-            states_SC.index_copy_(0, batch.slots_T, self._final_norm(own_TC))
-        elif plan.state_slots:
-            rows_R, slots_R = (torch.from_numpy(np.asarray(part)) for part in (plan.sample.rows, plan.state_slots))
+            normed_SC.index_copy_(0, batch.slots_T, self._final_norm(own_TC))
+        elif plan.normed_slots:
+            rows_R, slots_R = (torch.from_numpy(np.asarray(part)) for part in (plan.sample.rows, plan.normed_slots))
             stripes = self._sequences.stripes
             is_own_R = stripes.owners(slots_R) == stripes.rank
             own_slots = stripes.own_slots(slots_R[is_own_R]).long()
-            states_SC.index_copy_(0, own_slots, hidden_TC.index_select(0, rows_R[is_own_R]))
+            normed_SC.index_copy_(0, own_slots, hidden_TC.index_select(0, rows_R[is_own_R]))
 
     def _image_rows(self, plan: StepPlan) -> "tuple[tuple[ImageRows, ...], array[int]]":
         if self._images is not None:

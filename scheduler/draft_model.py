@@ -7,9 +7,9 @@ Where both models have similar distributions they so choose the same token, also
 A draft model with a cache of its own has its keys and values under the block numbers of the model's. It computes a text
 when it first drafts for it, or goes on with it, in chunks; what it has computed is a count, like the model's.
 
-A layer for multi-token prediction does so too. Behind its first draft it has no state of the model to go on from but
-its own output, so it computes these rows again when the model has been there. Its last row of a block depends on the
-token behind the block: of sequences that share it, that of the last one there counts; drafts of others may be worse.
+A layer for multi-token prediction does so too. Behind its first draft it has no output of the model to go on from but
+its own, so it computes these rows again when the model has been there. Its last row of a block depends on the token
+behind the block: of sequences that share it, that of the last one there counts; drafts of others may be worse.
 """
 
 from array import array
@@ -42,7 +42,7 @@ class DraftLimits:
     block_size: int
     lag: int
     """Rows that a text has fewer than tokens: 1 for a layer for multi-token prediction, whose row at a position goes on
-    from the model's state there, and takes the token that follows."""
+    from the model's output there, and takes the token that follows."""
     max_tokens: int
     """That it computes in a step."""
 
@@ -178,7 +178,7 @@ class ModelDrafter:
         return _Rows(drafting, kv_len, kv_len == known)
 
     def _build(self, step_id: int, planned: list[_Rows]) -> StepPlan:
-        token_ids, tables, rope, state_slots = ints(), ints(), ints(), ints()
+        token_ids, tables, rope, normed_slots = ints(), ints(), ints(), ints()
         query_lens, last_rows, block_size = [], [], self._model.block_size
         with_rope = any(rows.drafting.seq.request.images.rope_positions for rows in planned)
         for rows in planned:
@@ -193,7 +193,7 @@ class ModelDrafter:
             if rows.samples:
                 last_rows.append(len(token_ids) - 1)
                 if self._model.lag:
-                    state_slots.append(seq.blocks[rows.kv_len // block_size] * block_size + rows.kv_len % block_size)
+                    normed_slots.append(seq.blocks[rows.kv_len // block_size] * block_size + rows.kv_len % block_size)
         sampled = [rows.drafting for rows in planned if rows.samples]
         sample = self._sampled.of_step(
             [drafting.seq for drafting in sampled], [drafting.tokens for drafting in sampled], ints(last_rows)
@@ -209,5 +209,5 @@ class ModelDrafter:
             rope_positions=rope,
             adapted=ints([index for index, rows in enumerate(planned) if rows.drafting.seq.is_adapted]),
             by_draft_model=True,
-            state_slots=state_slots,
+            normed_slots=normed_slots,
         )

@@ -175,7 +175,7 @@ class FakeRuntime:
                 states.append(made[slot])
             known = [self._slots[slot] for slot in slots[first + 1 : kv_len]]
             assert known == states[len(states) - query_len : -1], "a row has another token than the one that follows"
-        for row, slot in zip(plan.sample.rows, plan.state_slots, strict=True):
+        for row, slot in zip(plan.sample.rows, plan.normed_slots, strict=True):
             self._slots[slot] = states[row]
         return states
 

@@ -224,9 +224,9 @@ class StepPlan:
     """int32: the same of slots for states."""
     by_draft_model: bool = False
     """The draft model computes the step, not the model."""
-    state_slots: "array[int]" = field(default_factory=ints)
-    """int32 [R], for a draft model that goes on from the model's states: block * block_size + offset of the position
-    after each sampled row, whose state its output stands in for."""
+    normed_slots: "array[int]" = field(default_factory=ints)
+    """int32 [R], for a draft model that goes on from the output of the model's final norm: block * block_size + offset
+    of the position after each sampled row, for which its own output stands in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

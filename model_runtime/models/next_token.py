@@ -1,10 +1,10 @@
 """DeepSeek-V3's layer for multi-token prediction (arXiv 2412.19437, section 2.2), which drafts for the model. Made by
 `draft.py`, run by the runner in steps of a draft model, engine process.
 
-Its row at position i takes the model's state there, the final norm's output, and the embedding of token i + 1, and
-predicts token i + 2. A further token is drafted by the same layer from its own output in place of the state. States are
-kept by slot like keys and values; embedding and output matrix are the model's. Ranks have shares of the layer as of the
-model's; all have all states.
+Its row at position i takes the output of the model's final norm there and the embedding of token i + 1, and predicts
+token i + 2. A further token is drafted by the same layer from its own output in place of the norm's, which is kept by
+slot like keys and values. Embedding and output matrix are the model's. Ranks have shares of the layer as of the
+model's, and each has all that is kept.
 
 Legend: T tokens of the step, R rows whose logits are wanted, S slots, C hidden size, V vocabulary.
 """
@@ -37,12 +37,12 @@ def next_token_table(config: ModelConfig) -> list[Parameter]:
 
 
 class NextTokenLayer:
-    """Drafts for `decoder`, from its states."""
+    """Drafts for `decoder`, from what its final norm gave."""
 
-    def __init__(self, decoder: Decoder, parameters: Parameters, states_SC: Tensor) -> None:
-        self._decoder, self._states_SC = decoder, states_SC
+    def __init__(self, decoder: Decoder, parameters: Parameters, normed_SC: Tensor) -> None:
+        self._decoder, self._normed_SC = decoder, normed_SC
         self._layer = Layer(decoder.own, decoder.config.num_layers, parameters, decoder.collectives, decoder.exchange)
-        self._token_norm_C, self._state_norm_C = parameters.vectors["enorm"], parameters.vectors["hnorm"]
+        self._token_norm_C, self._model_norm_C = parameters.vectors["enorm"], parameters.vectors["hnorm"]
         self._head_norm_C = parameters.vectors["shared_head.norm"]
         self._joined = parameters.linear("eh_proj")
 
@@ -55,8 +55,8 @@ class NextTokenLayer:
     def _entering(self, batch: Batch) -> Tensor:
         """[T, C]"""
         tokens_TC = self._decoder.token_embeddings(batch.token_ids_T).to(self._decoder.dtype)
-        states_TC = self._states_SC.index_select(0, batch.slots_T)
-        normed = [self._norm(tokens_TC, self._token_norm_C), self._norm(states_TC, self._state_norm_C)]
+        model_TC = self._normed_SC.index_select(0, batch.slots_T)
+        normed = [self._norm(tokens_TC, self._token_norm_C), self._norm(model_TC, self._model_norm_C)]
         return self._decoder.ops.linear(torch.cat(normed, dim=1), self._joined.weight, None)
 
     def logits(self, hidden_RC: Tensor) -> Tensor:

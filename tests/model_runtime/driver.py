@@ -61,8 +61,8 @@ class Session:
         elif next_token is not None:
             draft_model = next_token_model(model.decoder, next_token, kv)
             fill_with_nan(draft_model.kv)
-            assert draft_model.states_SC is not None
-            draft_model.states_SC.fill_(nan)
+            assert draft_model.normed_SC is not None
+            draft_model.normed_SC.fill_(nan)
         elif speculative is not None and speculative.method == "self":
             draft_model = DraftModel(model=FirstLayers(model.decoder, speculative.num_draft_layers), kv=kv)
         ops = load_ops(torch.device("cpu"), "auto")

@@ -117,7 +117,7 @@ def test_drafts_are_those_of_the_layer_in_plain_torch(case: Case, chunk: int) ->
                 sample=greedy([end - done - 1], top_logprobs=5) if samples else SampleRows(),
                 score=ScoreRows(),
                 by_draft_model=True,
-                state_slots=ints(slots),
+                normed_slots=ints(slots),
             )
             result, done = runner.run(plan), end
         expected_V, output_C = case.predict(tokens, states_TC)

@@ -61,7 +61,7 @@ def full_plan() -> StepPlan:
         drop_slots=some(1),
         free_blocks=some(4),
         free_states=some(3),
-        state_slots=some(2),
+        normed_slots=some(2),
         encode=ImageJobs(slots=some(2), num_embeddings=some(2), pixels=pixels),
         images=ImageSpans(rows=some(1), lengths=some(1), slots=some(1), firsts=some(1), starts=some(1), ends=some(1)),
         states=StateRuns(ends=some(2), reads=some(2), writes=some(2)),

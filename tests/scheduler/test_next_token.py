@@ -28,13 +28,17 @@ def test_rows_of_two_rounds() -> None:
     step(scheduler, [8])
     first, rows = drafts(scheduler, 9)
     assert rows == ([6, 7, 8], [3], [3], [2])
-    assert list(first.state_slots) == [slot(first, 3)]
+    assert list(first.normed_slots) == [slot(first, 3)]
     second, rows = drafts(scheduler, 10)
     assert rows == ([9], [1], [4], [0])
     assert list(second.block_tables) == list(first.block_tables)
     verifying = step(scheduler, [9, 10, 11])
-    assert (list(verifying.token_ids), verifying.by_draft_model, list(verifying.state_slots)) == ([8, 9, 10], False, [])
-    assert list(second.state_slots) == [verifying.block_tables[1] * CONFIG.block_size]
+    assert (list(verifying.token_ids), verifying.by_draft_model, list(verifying.normed_slots)) == (
+        [8, 9, 10],
+        False,
+        [],
+    )
+    assert list(second.normed_slots) == [verifying.block_tables[1] * CONFIG.block_size]
     _, rows = drafts(scheduler, 12)
     assert rows == ([9, 10, 11], [3], [6], [2]), "two of these rows went on from the layer's own output before"
 
