@@ -1,4 +1,4 @@
-"""Reads the stream of an OpenAI-style completion into a `Record`. Used by `loadtest/runner.py`, once per request."""
+"""Reads the stream of an OpenAI-style completion into a `Record`. Used by `loadtest/load.py`, once per request."""
 
 from typing import Any
 

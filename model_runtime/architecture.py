@@ -1,6 +1,6 @@
 """The architecture of a decoder, independent of the file it was read from.
 
-Read from a checkpoint in the engine process (`hf_config.py`, `weights/gguf_config.py`). This module does not import
+Read from a checkpoint by `hf_config.py` or `weights/gguf_config.py`, engine and worker processes; does not import
 torch.
 """
 

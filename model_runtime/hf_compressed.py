@@ -1,5 +1,5 @@
 """Reads the quantization_config of compressed-tensors (https://github.com/vllm-project/compressed-tensors). Called by
-`hf_quantization.py` in the engine process; does not import torch.
+`hf_quantization.py`, engine and worker processes; does not import torch.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Reads the config.json of a Hugging Face checkpoint into a `ModelConfig`. The only place that fills in defaults.
 
-Called by `checkpoint.py` in the engine process; does not import torch. Both spellings of keys that transformers 5
+Called by `opening.py`, engine and worker processes; does not import torch. Both spellings of keys that transformers 5
 renamed are accepted (`rope_parameters`, or `rope_theta` with `rope_scaling`). Of a vision-language model this reads the
 language side, and what the language side must know of images. What is not supported is refused by name.
 """

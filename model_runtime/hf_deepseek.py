@@ -1,5 +1,5 @@
-"""Reads what a config.json says about DeepSeek-V3's attention. Called by `hf_config.py` in the engine
-process; does not import torch."""
+"""Reads what a config.json says about DeepSeek-V3's attention. Called by `hf_config.py`, engine and worker
+processes; does not import torch."""
 
 import math
 from dataclasses import replace

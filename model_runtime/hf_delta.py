@@ -1,5 +1,6 @@
 """Reads what a config.json says of layers with a state in place of attention, in the keys of each family. Called by
-`hf_config.py` through the rows of `models/families_hybrid.py`, engine and worker processes; does not import torch."""
+`hf_config.py` as `Family.finish` of rows in `models/families_hybrid.py`, engine and worker processes; does not import
+torch."""
 
 from dataclasses import replace
 

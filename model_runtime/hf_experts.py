@@ -1,6 +1,6 @@
 """Reads what a config.json says about mixtures of experts, in the keys of each family, and about layers for drafts.
 
-Called by `hf_config.py` in the engine process; does not import torch.
+Called by `hf_config.py`, engine and worker processes; does not import torch.
 """
 
 from dataclasses import replace

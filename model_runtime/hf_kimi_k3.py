@@ -1,5 +1,5 @@
-"""Reads what a config.json says of Kimi K3's language model beyond Kimi Linear's. Called by `hf_config.py` through a
-row of `models/families_hybrid.py`, engine and worker processes; does not import torch."""
+"""Reads what a config.json says of Kimi K3's language model beyond Kimi Linear's. Called by `hf_config.py` as
+`Family.finish` of a row in `models/families_kimi.py`, engine and worker processes; does not import torch."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
 """Reads what a config.json says of each layer: how far its attention sees, and whether it rotates.
 
-Called by `hf_config.py` in the engine process; does not import torch.
+Called by `hf_config.py`, engine and worker processes; does not import torch.
 """
 
 from dataclasses import replace

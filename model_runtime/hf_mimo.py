@@ -1,5 +1,5 @@
 """Reads what a config.json says about MiMo-V2, in the keys of transformers and of published files. Called by
-`hf_config.py` in the engine process; does not import torch."""
+`hf_config.py`, engine and worker processes; does not import torch."""
 
 from dataclasses import replace
 

@@ -1,6 +1,7 @@
 """Reads what a config.json says about rotary positions, in the spellings of transformers 5 and of older files.
 
-Called by `hf_config.py` in the engine process; does not import torch.
+Called by `hf_layers.py`, `hf_deepseek.py` and the reader of GGUF files, engine and worker processes; does not import
+torch.
 """
 
 import math

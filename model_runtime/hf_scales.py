@@ -1,6 +1,6 @@
 """Reads the factors and caps of a config.json, and refuses structure that the model's family does not have.
 
-Called by `hf_config.py` in the engine process; does not import torch.
+Called by `hf_config.py`, engine and worker processes; does not import torch.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Typed access to the keys of a config.json: a value of the right kind, or a CheckpointError that names the key.
 
-Called by `hf_config.py`, `hf_deepseek.py` and `hf_rope.py` in the engine process; does not import torch.
+Called by the `hf_*.py` beside it, engine and worker processes; does not import torch.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Where the memory goes: the KV pool in what weights, the largest step and images leave of a budget.
 
-Called by `executor.load_executor` once, engine process. Arithmetic only: the sizes follow from the architecture. Those
-of steps, caches and images are in `memory_steps.py`, `memory_caches.py` and `memory_images.py`.
+Called by `planning.plan_rank` once, engine and worker processes. Arithmetic only: the sizes follow from the
+architecture. Those of steps, caches and images are in `memory_steps.py`, `memory_caches.py` and `memory_images.py`.
 """
 
 from dataclasses import dataclass

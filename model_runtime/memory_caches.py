@@ -1,4 +1,4 @@
-"""What the caches of layers take: a function for each kind of cache. Called by `executor.py` and `draft.py` when a
+"""What the caches of layers take: a function for each kind of cache. Called by `planning.py` and `draft.py` before a
 model is loaded. Arithmetic only, on architectures as wide as a rank's share.
 """
 

@@ -1,4 +1,4 @@
-"""What images take: the cache of their embeddings, and encoding one. Called by `executor.py` when a model is loaded.
+"""What images take: the cache of their embeddings, and encoding one. Called by `planning.py` before a model is loaded.
 Arithmetic only; a test compares it with what a real tower takes.
 """
 

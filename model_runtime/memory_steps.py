@@ -1,6 +1,6 @@
 """What a step takes beside weights and caches: its temporary tensors, and those of exchanges between ranks.
 
-Called by `memory.py` and `executor.py` when a model is loaded. Arithmetic only, on architectures as wide as a rank's
+Called by `planning.py` before a model is loaded. Arithmetic only, on architectures as wide as a rank's
 share; tests compare it with what real steps take.
 """
 

@@ -1,4 +1,4 @@
-"""Grouped-query attention with its weight table. Called by the decoder, engine and worker processes.
+"""Grouped-query attention with its weight table. Called by `mixer.py`, engine and worker processes.
 
 Legend: T tokens, C hidden size, H query heads, G key/value heads, D channels of a head, E = (H + 2 G) D; W and X
 channels of all heads of a rank.

@@ -1,5 +1,5 @@
 """Layers that go through a text with a state in place of attention: Gated DeltaNet (arXiv 2412.06464) and Kimi Delta
-Attention (arXiv 2510.26692), with their weight tables. Called by the decoder, engine and worker processes.
+Attention (arXiv 2510.26692), with their weight tables. Called by `mixer.py`, engine and worker processes.
 
 Queries, keys and values go through a short convolution, then the gated delta rule; what it gives is normalised by head
 and multiplied with a gate. The two differ in what decays (a head, or each channel of its keys), in the gate's function,

@@ -1,5 +1,5 @@
-"""Multi-head latent attention with its weight table (DeepSeek-V2, arXiv 2405.04434, section 2.1). Called by the
-decoder, engine and worker processes.
+"""Multi-head latent attention with its weight table (DeepSeek-V2, arXiv 2405.04434, section 2.1). Called by
+`mixer.py`, engine and worker processes.
 
 The cache has the latent vectors themselves, one row a token for all heads, and attention works in their space: a query
 is taken there by its head's part of the matrix that makes keys, and the mixed latents become the head's values after

@@ -1,6 +1,6 @@
 """A mixture of experts with its router and weight table, as DeepSeek-V3 has it (arXiv 2412.19437, section 2.1.2), or
 with less: without groups, bias or shared block, or with softmax for scores (Mixtral, arXiv 2401.04088). Called by the
-decoder, engine and worker processes.
+layer, engine and worker processes.
 
 A token's result does not depend on the other tokens of the step: the router works row by row in exact or compiled
 operations, and a token's experts are added up in ascending order, whichever tokens they compute beside it. Ranks that

@@ -1,4 +1,4 @@
-"""The C functions of the compiled kernels, typed for ctypes. Loaded once per process by `ops.cpu`.
+"""The C functions of the compiled kernels, typed for ctypes. Loaded once per process by `ops`.
 
 Pointers are the integers of `Tensor.data_ptr()`. The kernels have threads of their own (see pool.h).
 The signatures repeat those in the sources; `test_kernels_build.py` compares the two.

@@ -1,6 +1,6 @@
 """Which families of models there are: a table of names and flags, not code. A new family is a new row.
 
-Read by `hf_config.py` and `weights/gguf_config.py` in the engine process; does not import torch.
+Read by way of `packages.py`, engine and worker processes; does not import torch.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """What a family of models is described by: the fields of a row of `families.FAMILIES`. A block that no row can describe
 yet is a new field here and in `ModelConfig`.
 
-Read by `hf_config.py` and what it calls in the engine process; does not import torch.
+Read by `hf_config.py` and what it calls, engine and worker processes; does not import torch.
 """
 
 from collections.abc import Callable, Mapping

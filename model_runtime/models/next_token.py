@@ -3,8 +3,8 @@
 
 Its row at position i takes the output of the model's final norm there and the embedding of token i + 1, and predicts
 token i + 2. A further token is drafted by the same layer from its own output in place of the norm's, which is kept by
-slot like keys and values. Embedding and output matrix are the model's. Ranks have shares of the layer as of the
-model's, and each has all that is kept.
+slot like keys and values. Embedding and output matrix are the model's. Ranks that share layers have shares of this one
+too, and each keeps all outputs.
 
 Legend: T tokens of the step, R rows whose logits are wanted, S slots, C hidden size, V vocabulary.
 """

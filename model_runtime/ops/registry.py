@@ -1,9 +1,9 @@
 """The operations that models and the runner are made of, and which implementation runs where.
 
-Models call `ops.linear(...)`; they never see a kernel. `reference.py` and `sampling.py` (plain torch, any device, any
-float dtype) define the meaning of every operation; `cpu.py` and `cpu_sampling.py` register compiled ones for float32 on
-CPU. `select` picks, for each operation, the best one registered for a device and falls back to the reference. Engine
-and worker processes.
+Models call `ops.linear(...)`; they never see a kernel. `reference.py`, `matrices.py`, `latent.py`, `delta.py` and
+`sampling.py` define the meaning of every operation in plain torch, for any device and float type; `cpu*.py` and
+`delta.py` register compiled ones for float32 on CPU. `select` picks, for each operation, the best one registered for a
+device and falls back to the reference. Engine and worker processes.
 
 Legend: T tokens, K input features, N output features, H query heads, G key/value heads, D channels of a head,
 E = (H + 2 G) D, F intermediate features, P positions of the rope table, R rotated channels; N rows of logits,

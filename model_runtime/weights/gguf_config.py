@@ -1,4 +1,5 @@
-"""Reads a GGUF file's metadata into a `ModelConfig`. Called by `checkpoint.py` in the engine process; torch-free.
+"""Reads a GGUF file's metadata into a `ModelConfig`. Called by `opening.py`, engine and worker processes;
+torch-free.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and those of `gguf_families.py`. They are put as
 config.json's, whose reader knows the family. Biases and a separate output matrix are not in the metadata; whether their

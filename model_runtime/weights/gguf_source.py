@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file under Hugging Face's keys. Used by `checkpoint.py`, engine and worker processes."""
+"""Tensors of a GGUF file under Hugging Face's keys. Used by `opening.py`, engine and worker processes."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,5 +1,5 @@
 """Quantised matrices of a safetensors checkpoint, each as one tensor under the key that its floats would have. Used by
-`checkpoint.py`, engine and worker processes.
+`opening.py`, engine and worker processes.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Tensors of a folder with safetensors files, one or many. Used by `checkpoint.py`, engine and worker processes.
+"""Tensors of a folder with safetensors files, one or many. Used by `opening.py`, engine and worker processes.
 
 Numbers are read, not mapped: what the system cannot read is an error that names the file, where a page of a mapping
 that cannot be read ends the process.

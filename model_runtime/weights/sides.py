@@ -2,7 +2,7 @@
 sides of a vision-language model, a source for the language model under the keys of a plain text model, and the tensors
 of the image side under those of `vision/weights.py`.
 
-Used by `checkpoint.py`, engine and worker processes.
+Used by `opening.py`, engine and worker processes.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,5 +1,5 @@
 """A text model's tensors under the keys that weight tables name, where a family's files call them otherwise or keep
-several matrices in one. Used by `checkpoint.py`, engine and worker processes.
+several matrices in one. Used by `opening.py`, engine and worker processes.
 """
 
 from collections.abc import Callable, Mapping

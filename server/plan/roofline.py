@@ -1,5 +1,5 @@
 """How fast a layout can be at most: what a step must read, compute and send, over what a device can. Called by
-`command.py`. Real steps take longer, by as much as kernels and the network are short of their figures.
+`choice.py` and `show.py`. Real steps take longer, by as much as kernels and the network are short of their figures.
 
 Legend: T tokens of the step, C hidden size.
 """

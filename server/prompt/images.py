@@ -1,8 +1,8 @@
 """Images in a prompt: the tokens that stand for them, where they stand, and the positions that M-RoPE gives them.
 
-Part of step 2 of a request's path. Used by `server/prompt/build.py` and, at start, by `server/api_process.py`; API
-process. A placeholder is where the template wrote one: in a rendered prompt the placeholder's id is the template's own,
-since the breaker keeps users' text from becoming it (`server/prompt/special.py`).
+Part of step 2 of a request's path. Used by `server/prompt/build.py`; API process. A placeholder is where the template
+wrote one: in a rendered prompt the placeholder's id is the template's own, since the breaker keeps users' text from
+becoming it (`server/prompt/special.py`).
 """
 
 from array import array

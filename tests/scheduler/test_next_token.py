@@ -33,11 +33,8 @@ def test_rows_of_two_rounds() -> None:
     assert rows == ([9], [1], [4], [0])
     assert list(second.block_tables) == list(first.block_tables)
     verifying = step(scheduler, [9, 10, 11])
-    assert (list(verifying.token_ids), verifying.by_draft_model, list(verifying.normed_slots)) == (
-        [8, 9, 10],
-        False,
-        [],
-    )
+    assert list(verifying.token_ids) == [8, 9, 10]
+    assert not verifying.by_draft_model and not verifying.normed_slots
     assert list(second.normed_slots) == [verifying.block_tables[1] * CONFIG.block_size]
     _, rows = drafts(scheduler, 12)
     assert rows == ([9, 10, 11], [3], [6], [2]), "two of these rows went on from the layer's own output before"
