@@ -62,18 +62,14 @@ DENSE: Mapping[str, Family] = {
         },
     ),
     "glm": GLM,
-    "glm4": Family(
-        qkv_bias="attention_bias",
+    "glm4": replace(
+        GLM,
         norm_places="around",
-        interleaved_rope=True,
-        partial_rotary=True,
         renamed={
             "post_attention_layernorm": "pre_feedforward_layernorm",
             "post_mlp_layernorm": "post_feedforward_layernorm",
             "post_self_attn_layernorm": "post_attention_layernorm",
         },
-        sizes=GLM.sizes,
-        defaults=GLM.defaults,
     ),
     "granite": Family(
         qkv_bias="attention_bias",

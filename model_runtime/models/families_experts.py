@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from model_runtime.models.families_latent import DEEPSEEK_V3
+from model_runtime.models.families_latent import DEEPSEEK_EXPERTS
 from model_runtime.models.family import ExpertKeys, Family, sizes
 
 MIXTRAL_NAMES = MappingProxyType({"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"})
@@ -14,7 +14,7 @@ MIXTURES: Mapping[str, Family] = {
         qk_norm="head",
         qk_norm_key="use_qk_norm",
         partial_rotary=True,
-        experts=DEEPSEEK_V3.experts,
+        experts=DEEPSEEK_EXPERTS,
         draft_keys=("num_nextn_predict_layers", "num_mtp_layers"),
         sizes=sizes(151552, 4096, 10944, 46, 96, 131072),
         defaults={

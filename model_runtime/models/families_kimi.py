@@ -2,24 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from model_runtime.architecture import GATE_BOUND, UP_BOUND, ModelConfig
 from model_runtime.hf_delta import with_kimi_delta
 from model_runtime.hf_kimi_k3 import with_kimi_k3
 from model_runtime.models.families_experts import MIXTRAL_NAMES
-from model_runtime.models.family import ExpertKeys, Family, sizes
+from model_runtime.models.families_latent import DEEPSEEK_EXPERTS, LATENT_SIZES
+from model_runtime.models.family import Family, sizes
+
+KIMI_REFUSED: Mapping[str, object] = MappingProxyType(
+    {"mla_use_nope": True, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid"}
+)
 
 KIMI_LINEAR = Family(
     is_latent=True,
-    experts=ExpertKeys(
-        router="sigmoid",
-        choice_bias=True,
-        counts=("n_routed_experts",),
-        groups="two_best",
-        scale="routed_scaling_factor",
-        shared="by_count",
-        dense="first",
-    ),
+    experts=DEEPSEEK_EXPERTS,
     config_names={
         "model_max_length": "max_position_embeddings",
         "moe_renormalize": "norm_topk_prob",
@@ -30,20 +28,16 @@ KIMI_LINEAR = Family(
     },
     renamed=MIXTRAL_NAMES,
     finish=with_kimi_delta,
-    refused={"mla_use_nope": True, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid"}
-    | {"mla_use_output_gate": False},
+    refused={**KIMI_REFUSED, "mla_use_output_gate": False},
     sizes=sizes(163840, 2304, 9216, 27, 32, 1048576)
+    | LATENT_SIZES
     | {
-        "kv_lora_rank": 512,
         "moe_intermediate_size": 1024,
         "n_routed_experts": 256,
         "n_shared_experts": 1,
         "num_experts_per_tok": 8,
         "num_key_value_heads": 32,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
         "routed_scaling_factor": 2.446,
-        "v_head_dim": 128,
     },
     defaults={
         "eos_token_id": 163586,
@@ -76,23 +70,19 @@ KIMI_K3 = replace(
     hidden_act="situ",
     spelling=kimi_k3_spelling,
     finish=with_kimi_k3,
-    refused={"mla_use_nope": True, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid"}
-    | {"activation_situ_beta": GATE_BOUND, "activation_situ_linear_beta": UP_BOUND},
+    refused={**KIMI_REFUSED, "activation_situ_beta": GATE_BOUND, "activation_situ_linear_beta": UP_BOUND},
     sizes=sizes(163840, 7168, 33792, 93, 96, 1048576)
+    | LATENT_SIZES
     | {
         "attn_res_block_size": 12,
-        "kv_lora_rank": 512,
         "moe_intermediate_size": 3072,
         "n_routed_experts": 896,
         "n_shared_experts": 2,
         "num_experts_per_tok": 16,
         "num_key_value_heads": 96,
         "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
         "routed_expert_hidden_size": 3584,
         "routed_scaling_factor": 1.0,
-        "v_head_dim": 128,
     },
     defaults={**KIMI_LINEAR.defaults, "latent_moe_use_norm": True, "mla_use_output_gate": True},
 )

@@ -2,7 +2,9 @@
 not import torch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from model_runtime.models.families_latent import DEEPSEEK_EXPERTS
 from model_runtime.models.family import ExpertKeys, Family, sizes
 
 MIXED: Mapping[str, Family] = {
@@ -52,14 +54,7 @@ MIXED: Mapping[str, Family] = {
         windows="by_type",
         local_rope=True,
         partial_rotary=True,
-        experts=ExpertKeys(
-            router="sigmoid",
-            choice_bias=True,
-            counts=("n_routed_experts",),
-            groups="two_best",
-            scale="routed_scaling_factor",
-            dense="by_type",
-        ),
+        experts=replace(DEEPSEEK_EXPERTS, shared="none", dense="by_type"),
         refused={
             "add_full_attention_sink_bias": False,
             "add_swa_attention_sink_bias": True,
