@@ -12,7 +12,7 @@ from model_runtime.architecture import ModelConfig, RopeConfig
 from model_runtime.hf_deepseek import with_latent
 from model_runtime.hf_experts import with_experts
 from model_runtime.hf_layers import read_chunks, read_rotations, read_windows
-from model_runtime.hf_mimo import mimo_keys, with_mimo
+from model_runtime.hf_mimo import mimo_keys
 from model_runtime.hf_quantization import is_mxfp4, read_quantization
 from model_runtime.hf_scales import refuse_structure, with_scales
 from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
@@ -191,6 +191,5 @@ def _read_text(config: Json, name: str, generation_config: Json | None) -> Model
     read = with_latent(read, config) if family.is_latent else with_scales(read, config, family)
     read = with_experts(read, config, family)
     read = _gemma(read, config) if family.is_gemma else read
-    read = with_mimo(read, config) if family.is_mimo else read
     read = replace(read, own_feed_forward=family.own_feed_forward)
     return check_shapes(family.finish(read, config)) if family.finish else read

@@ -2,10 +2,11 @@
 `hf_config.py` as `Family.finish` of rows in `models/families_hybrid.py`, engine and worker processes; does not import
 torch."""
 
+import math
 from dataclasses import replace
 
 from model_runtime.architecture import DeltaRule, ModelConfig
-from model_runtime.hf_values import Json, fail, integer, mapping, value_of
+from model_runtime.hf_values import Json, fail, integer, layer_list, mapping, value_of
 
 KERNEL = "linear_conv_kernel_dim"
 FULL_EACH = 4
@@ -13,8 +14,8 @@ FULL_EACH = 4
 LAYER_TYPES = ("linear_attention", "full_attention")
 
 
-def with_gated_delta_net(read: ModelConfig, config: Json) -> ModelConfig:
-    """Qwen3-Next and Qwen3.5. Raises CheckpointError naming the key that is wrong."""
+def with_gated_delta_net(read: ModelConfig, config: Json, *, interleaved: bool = False) -> ModelConfig:
+    """Qwen3.5, and Qwen3-Next, which is `interleaved`. Raises CheckpointError naming the key that is wrong."""
     key_heads, value_heads = integer(config, "linear_num_key_heads"), integer(config, "linear_num_value_heads")
     if value_heads % key_heads:
         fail("linear_num_value_heads", value_heads, f"a multiple of the {key_heads} key heads")
@@ -24,8 +25,8 @@ def with_gated_delta_net(read: ModelConfig, config: Json) -> ModelConfig:
         value_heads=value_heads,
         key_dim=integer(config, "linear_key_head_dim"),
         value_dim=integer(config, "linear_value_head_dim"),
-        conv_width=integer(config, "linear_conv_kernel_dim"),
-        interleaved=read.family == "qwen3_next",
+        conv_width=integer(config, KERNEL),
+        interleaved=interleaved,
         gate="silu",
     )
     return replace(read, delta=rule, attention_gate=True, norm_weights_less_one=True)
@@ -50,21 +51,14 @@ def with_kimi_delta(read: ModelConfig, config: Json) -> ModelConfig:
         gate="sigmoid",
         gate_rank=0 if published.get("use_full_rank_gate") else width,
     )
-    read = replace(read, rope=replace(read.rope, rotary_dim=0), delta=rule)
-    kinds, experts = config["mlp_layer_types"], read.experts
-    if kinds is None or experts is None:
-        return read
-    if not isinstance(kinds, list) or len(kinds) != read.num_layers or not set(kinds) <= {"dense", "sparse"}:
-        fail("mlp_layer_types", kinds, f"{read.num_layers} of dense, sparse")
-    dense = tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
-    return replace(read, experts=replace(experts, dense_layers=dense))
+    return replace(read, rope=replace(read.rope, rotary_dim=0), delta=rule)
 
 
 def _bound(published: Json) -> float:
     bound = published.get("gate_lower_bound")
     if bound is None:
         return 0.0
-    if isinstance(bound, bool) or not isinstance(bound, int | float) or bound >= 0:
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or not -math.inf < bound < 0:
         fail("linear_attn_config.gate_lower_bound", bound, "a negative number")
     return float(bound)
 
@@ -74,8 +68,8 @@ def _kimi_layers(config: Json, published: Json, num_layers: int) -> tuple[bool, 
         return tuple(layer == 0 or layer % FULL_EACH > 0 for layer in range(num_layers))
     if not published:
         return _layers(config, num_layers)
-    delta, full = (value_of(published, key) for key in ("kda_layers", "full_attn_layers"))
-    if not isinstance(delta, list) or not isinstance(full, list) or sorted(delta + full) != [*range(1, num_layers + 1)]:
+    delta, full = layer_list(published, "kda_layers"), layer_list(published, "full_attn_layers")
+    if sorted(delta + full) != [*range(1, num_layers + 1)]:
         fail("linear_attn_config", dict(published), f"kda_layers and full_attn_layers, together 1 to {num_layers}")
     if not full:
         fail("linear_attn_config.full_attn_layers", full, "a list of at least one layer")

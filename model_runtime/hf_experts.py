@@ -6,7 +6,7 @@ Called by `hf_config.py`, engine and worker processes; does not import torch.
 from dataclasses import replace
 
 from model_runtime.architecture import Experts, ModelConfig
-from model_runtime.hf_values import MOST_CHANNELS, MOST_EXPERTS, Json, fail, flag, integer, number, value_of
+from model_runtime.hf_values import MOST_CHANNELS, MOST_EXPERTS, Json, fail, flag, integer, layer_list, number, value_of
 from model_runtime.models.family import ExpertKeys, Family
 from model_runtime.weights.errors import CheckpointError
 
@@ -67,27 +67,22 @@ def _shared_size(config: Json, keys: ExpertKeys, size: int) -> int:
 def _dense_layers(config: Json, keys: ExpertKeys, num_layers: int) -> tuple[int, ...]:
     if keys.dense == "none":
         return ()
-    if keys.dense == "first":
-        return tuple(range(min(num_layers, _from_zero(config, "first_k_dense_replace"))))
-    if keys.dense == "by_type":
+    if keys.dense in ("first", "by_type_or_first"):
+        first = tuple(range(min(num_layers, _from_zero(config, "first_k_dense_replace"))))
+        if keys.dense == "first" or config["mlp_layer_types"] is None:
+            return first
+    if keys.dense in ("by_type", "by_type_or_first"):
         types = config["mlp_layer_types"]
-        if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {"dense", "sparse"}:
+        known = ("dense", "sparse")
+        if not isinstance(types, list) or len(types) != num_layers or any(kind not in known for kind in types):
             fail("mlp_layer_types", types, f"{num_layers} of dense and sparse")
         return tuple(layer for layer, kind in enumerate(types) if kind == "dense")
     if keys.dense == "interleaved":
         step = integer(config, "interleave_moe_layer_step")
-        found = range(step - 1, num_layers, step) if config["moe_layers"] is None else _layers(config, "moe_layers")
+        found = range(step - 1, num_layers, step) if config["moe_layers"] is None else layer_list(config, "moe_layers")
         return tuple(layer for layer in range(num_layers) if layer not in found)
-    listed, step = _layers(config, "mlp_only_layers"), integer(config, "decoder_sparse_step")
+    listed, step = layer_list(config, "mlp_only_layers"), integer(config, "decoder_sparse_step")
     return tuple(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)
-
-
-def _layers(config: Json, key: str) -> list[int]:
-    """A list of layers; null is none."""
-    listed = config[key] or []
-    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
-        fail(key, listed, "a list of layers")
-    return listed
 
 
 def _best_of_group(config: Json, keys: ExpertKeys) -> int:

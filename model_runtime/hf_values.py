@@ -83,6 +83,14 @@ def mapping(config: Json, key: str) -> Json:
     return value
 
 
+def layer_list(config: Json, key: str) -> list[int]:
+    """A list of layers; null is none."""
+    listed = value_of(config, key) or []
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
+        fail(key, listed, "a list of layers")
+    return listed
+
+
 def check_known(where: str, found: Json, known: Mapping[str, object]) -> None:
     """Raises CheckpointError for a key that is not known, or has none of the values that are listed for it."""
     for key, value in found.items():

@@ -3,6 +3,7 @@ table as `families.py`, with what their files call things. Does not import torch
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
 
@@ -95,7 +96,7 @@ HYBRIDS: Mapping[str, Family] = {
         qk_norm="head",
         partial_rotary=True,
         spelling=qwen_spelling,
-        finish=with_gated_delta_net,
+        finish=partial(with_gated_delta_net, interleaved=True),
         experts=ExpertKeys(router="softmax", shared="by_size", dense="by_step"),
         sizes=sizes(151936, 2048, 5632, 48, 16, 32768),
         defaults={

@@ -17,7 +17,7 @@ KIMI_REFUSED: Mapping[str, object] = MappingProxyType(
 
 KIMI_LINEAR = Family(
     is_latent=True,
-    experts=DEEPSEEK_EXPERTS,
+    experts=replace(DEEPSEEK_EXPERTS, dense="by_type_or_first"),
     config_names={
         "model_max_length": "max_position_embeddings",
         "moe_renormalize": "norm_topk_prob",

@@ -4,6 +4,7 @@ not import torch."""
 from collections.abc import Mapping
 from dataclasses import replace
 
+from model_runtime.hf_mimo import with_mimo
 from model_runtime.models.families_latent import DEEPSEEK_EXPERTS
 from model_runtime.models.family import ExpertKeys, Family, sizes
 
@@ -50,6 +51,7 @@ MIXED: Mapping[str, Family] = {
     ),
     "mimo_v2_flash": Family(
         is_mimo=True,
+        finish=with_mimo,
         qkv_bias="attention_bias",
         windows="by_type",
         local_rope=True,

@@ -38,10 +38,10 @@ class ExpertKeys:
     weigh_input: bool = False
     has_biases: bool = False
     clamp: str = ""
-    dense: Literal["none", "first", "by_step", "interleaved", "by_type"] = "none"
+    dense: Literal["none", "first", "by_step", "interleaved", "by_type", "by_type_or_first"] = "none"
     """Layers without experts. first: `first_k_dense_replace` of them; by_step: all but every `decoder_sparse_step`-th,
     and those in `mlp_only_layers`; interleaved: those that are not in `moe_layers`, or all but every
-    `interleave_moe_layer_step`-th; by_type: as `mlp_layer_types` says."""
+    `interleave_moe_layer_step`-th; by_type: as `mlp_layer_types` says; by_type_or_first: that, unless it is null."""
     dense_size: str = "intermediate_size"
     """Of their feed-forward block."""
 
@@ -82,8 +82,7 @@ class Family:
     is_gemma: bool = False
     """Norm weights less 1, embeddings scaled by the root of their size, tanh GELU under the key `hidden_activation`."""
     is_mimo: bool = False
-    """MiMo-V2: values of their own length, and other key/value heads beside windows; also in the keys that its
-    publisher uses."""
+    """MiMo-V2: config.json may have the keys that its publisher uses."""
     is_latent: bool = False
     """DeepSeek-V3: latent attention."""
     experts: ExpertKeys | None = None

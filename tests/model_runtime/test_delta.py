@@ -144,9 +144,12 @@ def test_published_keys_of_kimi_linear() -> None:
     ("changes", "message"),
     [
         ({"kda_layers": [1]}, "together 1 to 3"),
+        ({"kda_layers": [1, "3"]}, "kda_layers must be a list of layers"),
+        ({"kda_layers": 1}, "kda_layers must be a list of layers"),
         ({"kda_layers": [0, 2], "full_attn_layers": [1]}, "together 1 to 3"),
         ({"kda_layers": [1, 2, 3], "full_attn_layers": []}, "at least one layer"),
         ({"gate_lower_bound": 1.0}, "gate_lower_bound must be a negative number"),
+        ({"gate_lower_bound": float("nan")}, "gate_lower_bound must be a negative number"),
         ({"num_heads": 0}, "linear_num_heads must be a positive integer"),
     ],
 )

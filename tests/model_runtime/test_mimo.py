@@ -110,6 +110,7 @@ def test_published_keys_mean_what_those_of_transformers_do() -> None:
         ({"attention_projection_layout": "fused_qkv"}, "attention_projection_layout must be 'split'"),
         ({"hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern must be 6 of 0 and 1"),
         ({"moe_layer_freq": 1}, "moe_layer_freq must be 6 of 0 and 1"),
+        ({"mlp_layer_types": [[]] * 6}, "mlp_layer_types must be 6 of dense and sparse"),
     ],
 )
 def test_refusals(change: dict[str, object], words: str) -> None:
