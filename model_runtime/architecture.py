@@ -99,9 +99,9 @@ class DeltaRule:
     decay_bound: float = 0.0
     """< 0: logarithms of decays are this times a sigmoid (Kimi K3); 0: they are minus a softplus."""
     gate: Literal["silu", "sigmoid"]
-    """What multiplies the normalised result, of numbers"""
+    """The function of the numbers that multiply the normalised result."""
     gate_rank: int = 0
-    """made of a vector of this length; 0: of the hidden state at once."""
+    """> 0: these numbers are made of a vector of this length; 0: of the hidden state at once."""
 
     @property
     def channels(self) -> int:

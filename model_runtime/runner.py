@@ -154,7 +154,7 @@ class Runner:
 
     def _relieve(self, plan: StepPlan) -> StepResult:
         """Of a plan without tokens: memory goes back to the system, and nothing is computed."""
-        self._image_rows(plan)
+        self._image_rows(plan)  # which forgets embeddings
         caches = self._kv if self._draft is None else [*self._kv, *self._draft.kv]
         give_back(caches, plan.free_blocks, plan.free_states)
         nothing = RowLogprobs()

@@ -1,0 +1,1 @@
+"""Product and reference compared operation by operation, for `firstlight align`; the command is in `server/align`."""
