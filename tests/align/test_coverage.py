@@ -48,6 +48,7 @@ def test_integers_are_farther_from_float64(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama", {})
     runtime = RuntimeConfig(prepare_weights=False, threads=1, quantization="int8")
     linear = [entry for entry in measured(tmp_path, runtime) if entry.operation == "linear"]
+    assert {entry.is_used for entry in linear} == {False, True}
     assert all((1e-5 < entry.error < 1e-2) is entry.is_used for entry in linear)
 
 

@@ -3,6 +3,7 @@ wrong there is named."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,16 +25,13 @@ NAMES = ("llava-clip", "gemma3", "qwen2_5_vl", "qwen3_vl", "mistral3", "kimi_k25
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Aligned]:
-    made: dict[str, Aligned] = {}
+    @cache
+    def made(name: str) -> Aligned:
+        folder = tmp_path_factory.mktemp(name)
+        make_vlm(folder, name)
+        return Aligned(folder, reference_of(folder, "float32", "none", ()))
 
-    def get(name: str) -> Aligned:
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            make_vlm(folder, name)
-            made[name] = Aligned(folder, reference_of(folder, "float32", "none", ()))
-        return made[name]
-
-    return get
+    return made
 
 
 @pytest.mark.parametrize("name", NAMES)

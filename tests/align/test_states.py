@@ -7,24 +7,12 @@ from dataclasses import replace
 import pytest
 
 from model_runtime.architecture import ModelConfig
-from tests.align.cases import Aligned, make_aligned
+from tests.align.cases import Aligned
 
 FLIPS: dict[str, dict[str, object]] = {
     "kimi_linear": {"decay_bound": -5.0},
     "qwen3_next": {"gate": "sigmoid"},
 }
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Aligned]:
-    made: dict[str, Aligned] = {}
-
-    def get(family: str) -> Aligned:
-        if family not in made:
-            made[family] = make_aligned(tmp_path_factory.mktemp(family), family, 0)
-        return made[family]
-
-    return get
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
