@@ -4,6 +4,7 @@ take the memory of their format."""
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,60 +58,21 @@ class Case:
     config: dict[str, object]
     bits: float
     """A number takes so many in memory."""
+    pack: Callable[[Tensor], Stored]
 
     def store(self, name: str, weight: Tensor) -> Stored | None:
         return None if name == "lm_head" else self.pack(weight)
 
-    def pack(self, weight: Tensor) -> Stored:
-        raise NotImplementedError
+
+def fp8_tensor(weight: Tensor) -> Stored:
+    """One scale, and one of activations, which are not rounded here."""
+    tensors, expanded = fp8_blocks(weight, (0, 0), "weight_scale")
+    return tensors | {"weight_scale": tensors["weight_scale"].view(1), "input_scale": torch.tensor(0.01)}, expanded
 
 
-@dataclass(frozen=True)
-class Fp8(Case):
-    block: tuple[int, int] = (0, 0)
-    ending: str = "weight_scale"
-    static: bool = False
-
-    def pack(self, weight: Tensor) -> Stored:
-        tensors, expanded = fp8_blocks(weight, self.block, self.ending)
-        if self.block == (0, 0):
-            tensors[self.ending] = tensors[self.ending].view(1)
-        return tensors | ({"input_scale": torch.tensor(0.01)} if self.static else {}), expanded
-
-
-@dataclass(frozen=True)
-class Integers(Case):
-    group: int = 0
-    symmetric: bool = True
-    number_bits: int = 4
-
-    def pack(self, weight: Tensor) -> Stored:
-        return packed(weight, self.number_bits, self.group, self.symmetric)
-
-
-class Plain(Integers):
-    def pack(self, weight: Tensor) -> Stored:
-        return plain_integers(weight, self.group, self.symmetric)
-
-
-class Mxfp4(Case):
-    def pack(self, weight: Tensor) -> Stored:
-        return mxfp4(weight)
-
-
-class Awq(Integers):
-    def pack(self, weight: Tensor) -> Stored:
-        return awq(weight, self.group)
-
-
-@dataclass(frozen=True)
-class Gptq(Integers):
-    version: int = 1
-    in_order: bool = True
-
-    def pack(self, weight: Tensor) -> Stored:
-        order = None if self.in_order else weight.abs().sum(0).argsort(descending=True)
-        return gptq(weight, self.number_bits, self.group, self.symmetric, self.version, order)
+def gptq_any_order(weight: Tensor) -> Stored:
+    """Columns are grouped by how large they are."""
+    return gptq(weight, 4, 128, True, 1, order=weight.abs().sum(0).argsort(descending=True))
 
 
 def weights(bits: int, group: int, *, symmetric: bool = True) -> dict[str, object]:
@@ -123,21 +85,31 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, 
 FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
 CASES: dict[str, Case] = {
-    "fp8_blocks": Fp8(FP8 | {"weight_block_size": [128, 128]}, 8.25, (128, 128), "weight_scale_inv"),
-    "fp8_tensor": Fp8(FP8 | {"activation_scheme": "static"}, 8.25, static=True),
-    "fp8_channel": Fp8(compressed("float-quantized", FLOAT8 | {"strategy": "channel"}), 8.25, (1, 0)),
-    "packed_4": Integers(compressed("pack-quantized", weights(4, 128)), 4.5, 128),
-    "packed_4_zeros": Integers(compressed("pack-quantized", weights(4, 32, symmetric=False)), 5.0, 32, False),
-    "packed_8": Integers(compressed("pack-quantized", weights(8, 0)), 8.5, 0, True, 8),
-    "int_8": Plain(compressed("int-quantized", weights(8, 0)), 8.5),
-    "int_8_zeros": Plain(compressed("naive-quantized", weights(8, 64, symmetric=False)), 16, 64, False),
-    "mxfp4": Mxfp4(compressed("mxfp4-pack-quantized", FLOAT4), 4.25),
-    "awq": Awq(AWQ, 5.0, 128, False),
-    "gptq": Gptq(GPTQ, 4.5, 128),
-    "gptq_zeros": Gptq(GPTQ | {"sym": False, "group_size": 32}, 5.0, 32, False),
-    "gptq_second": Gptq(GPTQ | {"sym": False, "checkpoint_format": "gptq_v2"}, 5.0, 128, False, 4, 2),
-    "gptq_8": Gptq(GPTQ | {"bits": 8, "group_size": -1}, 8.5, 0, True, 8),
-    "gptq_any_order": Gptq(GPTQ | {"desc_act": True}, 16, 128, True, 4, 1, False),
+    "fp8_blocks": Case(FP8 | {"weight_block_size": [128, 128]}, 8.25, lambda w: fp8_blocks(w, (128, 128))),
+    "fp8_tensor": Case(FP8 | {"activation_scheme": "static"}, 8.25, fp8_tensor),
+    "fp8_channel": Case(
+        compressed("float-quantized", FLOAT8 | {"strategy": "channel"}),
+        8.25,
+        lambda w: fp8_blocks(w, (1, 0), "weight_scale"),
+    ),
+    "packed_4": Case(compressed("pack-quantized", weights(4, 128)), 4.5, lambda w: packed(w, 4, 128, True)),
+    "packed_4_zeros": Case(
+        compressed("pack-quantized", weights(4, 32, symmetric=False)), 5.0, lambda w: packed(w, 4, 32, False)
+    ),
+    "packed_8": Case(compressed("pack-quantized", weights(8, 0)), 8.5, lambda w: packed(w, 8, 0, True)),
+    "int_8": Case(compressed("int-quantized", weights(8, 0)), 8.5, lambda w: plain_integers(w, 0, True)),
+    "int_8_zeros": Case(
+        compressed("naive-quantized", weights(8, 64, symmetric=False)), 16, lambda w: plain_integers(w, 64, False)
+    ),
+    "mxfp4": Case(compressed("mxfp4-pack-quantized", FLOAT4), 4.25, mxfp4),
+    "awq": Case(AWQ, 5.0, lambda w: awq(w, 128)),
+    "gptq": Case(GPTQ, 4.5, lambda w: gptq(w, 4, 128, True, 1)),
+    "gptq_zeros": Case(GPTQ | {"sym": False, "group_size": 32}, 5.0, lambda w: gptq(w, 4, 32, False, 1)),
+    "gptq_second": Case(
+        GPTQ | {"sym": False, "checkpoint_format": "gptq_v2"}, 5.0, lambda w: gptq(w, 4, 128, False, 2)
+    ),
+    "gptq_8": Case(GPTQ | {"bits": 8, "group_size": -1}, 8.5, lambda w: gptq(w, 8, 0, True, 1)),
+    "gptq_any_order": Case(GPTQ | {"desc_act": True}, 16, gptq_any_order),
 }
 
 
