@@ -25,7 +25,6 @@ from scheduler.plan import ImageJobs, ImagePixels, SampleRows, ScoreRows, StepPl
 from tests.model_runtime.memory import measured_bytes
 from tests.model_runtime.sampling_case import Row, to_plan
 
-THREADS = 1
 CPU = torch.device("cpu")
 
 
@@ -54,10 +53,7 @@ def measure(path: Path, tokens: int, sequences: int, side: int) -> dict[str, int
     load_ops(CPU, "auto")
     open_checkpoint(path)  # Python keeps some of what parsing it took
     scheduler = SchedulerConfig(max_num_seqs=sequences, max_num_batched_tokens=tokens, max_encode_pixels=1)
-    cache = RuntimeConfig().encoder_cache_bytes
-    runtime = RuntimeConfig(
-        max_model_len=1024, num_kv_blocks=512, threads=THREADS, prepare_weights=False, encoder_cache_bytes=cache
-    )
+    runtime = RuntimeConfig(max_model_len=1024, num_kv_blocks=512, threads=1, prepare_weights=False)
     meter = MemoryMeter(CPU)
     gc.collect()
     give_back_memory(CPU)

@@ -1,4 +1,4 @@
-"""`firstlight validate`: what its checks make of what they see, and and of a tiny model that takes pictures."""
+"""`firstlight validate`: what its checks make of what they see, and what comes of a tiny model that takes pictures."""
 
 import fcntl
 import json
