@@ -2,9 +2,15 @@
 
 from collections.abc import Callable
 
+import pytest
+import torch
 from torch.profiler import profile
 
 from model_runtime.architecture import ModelConfig, RopeConfig
+from model_runtime.batch import make_batch
+from model_runtime.memory_steps import activation_bytes
+from model_runtime.models.decoder import Decoder
+from tests.model_runtime.paged import PagedRun
 
 MODEL = ModelConfig(
     family="llama",
@@ -38,3 +44,12 @@ def measured_bytes(work: Callable[[], object]) -> tuple[int, int]:
             living += event.nbytes()
             peak = max(peak, living)
     return peak, living
+
+
+def assert_activations_as_planned(decoder: Decoder, prompt: list[int]) -> None:
+    """The largest sum of living tensors in a step of the prompt is what memory was planned for, within 10 %."""
+    run = PagedRun(decoder)
+    batch = make_batch(run.plan({0: prompt}), run.block_size)
+    with torch.inference_mode():
+        peak, _ = measured_bytes(lambda: decoder.forward(batch, run.kv))
+    assert peak == pytest.approx(activation_bytes(decoder.config, len(prompt), 0), rel=0.1)

@@ -22,7 +22,6 @@ from model_runtime.config import RuntimeConfig
 from model_runtime.hf_config import read_hf_config
 from model_runtime.memory import PlanError
 from model_runtime.memory_caches import cache_block_bytes, state_bytes
-from model_runtime.memory_steps import activation_bytes
 from model_runtime.models.decoder import Decoder, decoder_table
 from model_runtime.models.depth import Mixture
 from model_runtime.opening import open_checkpoint, open_configuration
@@ -33,11 +32,12 @@ from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.table import Parameters
 from tests.model_runtime import kimi_k3
 from tests.model_runtime.deepseek import EXPERTS
-from tests.model_runtime.memory import MODEL, measured_bytes
+from tests.model_runtime.memory import MODEL, assert_activations_as_planned
 from tests.model_runtime.op_cases import randn
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.model_runtime.ranks import on_shared_memory
 from tests.model_runtime.test_alignment import random_prompts
+from tests.model_runtime.test_families import BLOCK, SHARED_BLOCKS, logits
 
 TOLERANCE = 3e-4
 """Of float32; a state goes through many products."""
@@ -49,22 +49,12 @@ def loaded(folder: Path, kernels: str, group: Collectives | None = None, *, whol
     return load_model(folder, ops, DEVICE, lambda done: None, collectives=group, whole_experts=whole).decoder
 
 
-def logits(decoder: Decoder, prompts: list[list[int]]) -> list[Tensor]:
-    """[tokens, V] of each: chunks of 7 side by side, the last three tokens one by one."""
-    run, parts = PagedRun(decoder, block_size=4), {index: list[Tensor]() for index in range(len(prompts))}
-    left = dict(enumerate(prompts))
-    while left:
-        sizes = {index: min(7, len(rest) - 3) if len(rest) > 3 else 1 for index, rest in left.items()}
-        for index, found in run.step({index: rest[: sizes[index]] for index, rest in left.items()}).items():
-            parts[index].append(found)
-        left = {index: rest[sizes[index] :] for index, rest in left.items() if len(rest) > sizes[index]}
-    return [torch.cat(found) for found in parts.values()]
-
-
 def test_the_whole_model(tmp_path: Path) -> None:
-    """By compiled kernels and plain torch, alone and on two ranks, which have parts of all experts or some wholly."""
+    """By compiled kernels and plain torch, alone and on two ranks, which have parts of all experts or some wholly; in
+    chunks, and behind blocks and a state of a text before."""
     reference, prompts = kimi_k3.Reference(kimi_k3.write_checkpoint(tmp_path)), random_prompts(LENGTHS)
     expected = [reference.logits(prompt) for prompt in prompts]
+    expected.append(expected[-1][SHARED_BLOCKS * BLOCK :])
     alone = [logits(loaded(tmp_path, kernels), prompts) for kernels in ("auto", "reference")]
     ranks = [
         on_shared_memory(2, lambda group, whole=whole: logits(loaded(tmp_path, "auto", group, whole=whole), prompts))[0]
@@ -143,12 +133,7 @@ def test_refusals_name_the_key(changes: dict[str, object], message: str) -> None
 def test_activations_are_as_planned(tmp_path: Path) -> None:
     """The bank of earlier layers and the mixtures too."""
     kimi_k3.write_checkpoint(tmp_path)
-    decoder, (prompt,) = loaded(tmp_path, "auto"), random_prompts((200,))
-    run = PagedRun(decoder)
-    batch = make_batch(run.plan({0: prompt}), run.block_size)
-    with torch.inference_mode():
-        peak, _ = measured_bytes(lambda: decoder.forward(batch, run.kv))
-    assert peak == pytest.approx(activation_bytes(decoder.config, 200, 0), rel=0.1)
+    assert_activations_as_planned(loaded(tmp_path, "auto"), random_prompts((200,))[0])
 
 
 def test_the_published_size(tmp_path: Path) -> None:

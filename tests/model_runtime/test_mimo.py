@@ -9,20 +9,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model_runtime.batch import make_batch
 from model_runtime.caches import allocate_caches
 from model_runtime.checkpoint import load_model
 from model_runtime.hf_config import read_hf_config
 from model_runtime.memory import PlanError
 from model_runtime.memory_caches import cache_block_bytes
-from model_runtime.memory_steps import activation_bytes
 from model_runtime.ops import load_ops
 from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError
 from tests.align.cases import make_aligned
 from tests.family_cases import make_random_model
-from tests.model_runtime.memory import measured_bytes
-from tests.model_runtime.paged import DEVICE, PagedRun
+from tests.model_runtime.memory import assert_activations_as_planned
+from tests.model_runtime.paged import DEVICE
 from tests.model_runtime.test_alignment import random_prompts
 
 PUBLISHED: dict[str, object] = {
@@ -149,11 +147,7 @@ def test_layers_for_drafts_are_left_out(tmp_path: Path) -> None:
 def test_activations_are_as_planned(tmp_path: Path, value_dim: int) -> None:
     make_random_model(tmp_path, "mimo_v2_flash", 0, {"head_dim": 96, "v_head_dim": value_dim})
     decoder = load_model(tmp_path, load_ops(DEVICE, "auto"), DEVICE, lambda done: None).decoder
-    run, (prompt,) = PagedRun(decoder), random_prompts((200,))
-    batch = make_batch(run.plan({0: prompt}), run.block_size)
-    with torch.inference_mode():
-        peak, _ = measured_bytes(lambda: decoder.forward(batch, run.kv))
-    assert peak == pytest.approx(activation_bytes(decoder.config, 200, 0), rel=0.1)
+    assert_activations_as_planned(decoder, random_prompts((200,))[0])
     assert json.loads((tmp_path / "config.json").read_text())["v_head_dim"] == value_dim
 
 
