@@ -123,10 +123,15 @@ def test_another_engine_goes_on(folder: Path) -> None:
     assert (rest.token_ids, rest.logprobs) == (whole.token_ids[4:], whole.logprobs[4:])
 
 
-@pytest.mark.parametrize("method", ["ngram", "self"])
-def test_drafts_change_nothing(folder: Path, method: str) -> None:
-    drafting = {"ngram": {}, "self": {"num_draft_layers": 1}}[method]
-    speculative = SpeculativeConfig(method=method, num_speculative_tokens=3, **drafting)
+@pytest.mark.parametrize(
+    "speculative",
+    [
+        SpeculativeConfig(method="ngram", num_speculative_tokens=3),
+        SpeculativeConfig(method="self", num_speculative_tokens=3, num_draft_layers=1),
+    ],
+    ids=lambda speculative: speculative.method,
+)
+def test_drafts_change_nothing(folder: Path, speculative: SpeculativeConfig) -> None:
     requests = asked(folder)
     found = Engine(folder, replace(CONFIG, speculative_config=speculative)).run(requests)
     expected = Engine(folder, CONFIG).run(requests)

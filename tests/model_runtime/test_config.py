@@ -22,6 +22,18 @@ STATES = {
     "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}
     | {"rope_theta": 10000.0},
 }
+LATENT: dict[str, object] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "routed_scaling_factor": 2.5,
+}
+"""Latent attention, and a mixture of experts."""
 EXTRA: dict[str, dict[str, object]] = {
     "qwen2_vl_text": MROPE,
     "llama4_text": {"intermediate_size_mlp": 96},
@@ -31,52 +43,23 @@ EXTRA: dict[str, dict[str, object]] = {
     "qwen3_next": {"num_hidden_layers": 4},
     "qwen3_5_text": STATES,
     "qwen3_5_moe_text": STATES,
-    "kimi_linear": {
-        "num_hidden_layers": 5,
-        "num_key_value_heads": 4,
-        "q_lora_rank": None,
-        "kv_lora_rank": 8,
-        "qk_rope_head_dim": 4,
-        "qk_nope_head_dim": 4,
-        "v_head_dim": 4,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 2,
-        "moe_intermediate_size": 16,
-        "routed_scaling_factor": 2.5,
-    },
-    "deepseek_v2": {
-        "num_key_value_heads": 4,
-        "q_lora_rank": None,
-        "kv_lora_rank": 8,
-        "qk_rope_head_dim": 4,
-        "qk_nope_head_dim": 4,
-        "v_head_dim": 4,
+    "kimi_linear": LATENT | {"num_hidden_layers": 5, "num_local_experts": 8, "n_shared_experts": 2},
+    "deepseek_v2": LATENT
+    | {
         "n_routed_experts": 8,
         "n_shared_experts": 1,
-        "moe_intermediate_size": 16,
         "first_k_dense_replace": 1,
-        "routed_scaling_factor": 2.5,
-        "num_experts_per_tok": 2,
         "n_group": 4,
         "topk_group": 2,
         "topk_method": "group_limited_greedy",
     },
-    "deepseek_v3": {
-        "num_key_value_heads": 4,
-        "q_lora_rank": None,
-        "kv_lora_rank": 8,
-        "qk_rope_head_dim": 4,
-        "qk_nope_head_dim": 4,
-        "v_head_dim": 4,
+    "deepseek_v3": LATENT
+    | {
         "n_routed_experts": 8,
         "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
         "n_group": 2,
         "topk_group": 1,
-        "moe_intermediate_size": 16,
-        "first_k_dense_replace": 1,
-        "routed_scaling_factor": 2.5,
     },
 }
 

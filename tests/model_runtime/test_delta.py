@@ -158,9 +158,10 @@ def test_what_is_wrong_in_kimis_keys_is_named(changes: dict[str, object], messag
         read_hf_config(kimi(**changes), None)
 
 
-@pytest.mark.parametrize("key", ["mla_use_nope", "moe_layer_freq", "mla_use_output_gate"])
-def test_other_kinds_of_kimi_are_refused(key: str) -> None:
-    value = {"mla_use_nope": False, "moe_layer_freq": 2, "mla_use_output_gate": True}[key]
+@pytest.mark.parametrize(
+    ("key", "value"), [("mla_use_nope", False), ("moe_layer_freq", 2), ("mla_use_output_gate", True)]
+)
+def test_other_kinds_of_kimi_are_refused(key: str, value: object) -> None:
     with pytest.raises(CheckpointError, match=key):
         read_hf_config(kimi() | {key: value}, None)
 
