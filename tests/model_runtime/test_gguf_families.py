@@ -20,7 +20,8 @@ from model_runtime.weights.gguf_families import ARCHITECTURES
 from model_runtime.weights.gguf_file import read_gguf
 from model_runtime.weights.gguf_source import gguf_tensors
 from model_runtime.weights.source import read, whole
-from tests.family_cases import Overrides, make_random_model
+from tests.family_cases import make_random_model
+from tests.family_draws import Overrides
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.model_runtime.ranks import on_threads
 from tests.model_runtime.test_alignment import random_prompts, reference_logits
