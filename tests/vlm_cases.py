@@ -32,21 +32,6 @@ SQUARE: Values = {"size": {"height": 28, "width": 28}}
 CUT: Values = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
 HALF: Values = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 PINPOINTS = [[28, 56], [56, 28], [56, 56], [28, 84]]
-CHAT = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MISTRAL_TOKENS = ("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
-QWEN_TOKENS = (*CHAT, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-IDEFICS_TOKENS = (
-    *("<|endoftext|>", "<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>", "<global-img>"),
-    *(f"<row_{row}_col_{col}>" for row in range(1, 5) for col in range(1, 5)),
-)
-GEMMA_TOKENS = (
-    *("<pad>", "<bos>", "<end_of_turn>", "<start_of_turn>", "<start_of_image>", "<end_of_image>"),
-    "<image_soft_token>",
-)
-KIMI_TOKENS = (
-    *("[PAD]", "[BOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"),
-    *("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>", "<|video_pad|>"),
-)
 MROPE: Values = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 GEMMA_ROPE: Values = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
@@ -82,7 +67,7 @@ def _llava(**changes: Any) -> Vlm:
         "vision": CLIP,
         "processor": CLIPImageProcessorPil(**CUT),
         "template": templates.LLAVA,
-        "tokens": (*CHAT, "<image>"),
+        "tokens": (*templates.CHAT, "<image>"),
         "ids": {"image_token_index": "<image>"},
     }
     return Vlm(**{**values, **changes})
@@ -95,7 +80,7 @@ def _pixtral(**changes: Any) -> Vlm:
             "vision": PIXTRAL,
             "processor": PixtralImageProcessorPil(size={"longest_edge": 56}, patch_size={"height": 8, "width": 8}),
             "template": templates.PIXTRAL,
-            "tokens": MISTRAL_TOKENS,
+            "tokens": templates.MISTRAL_TOKENS,
             "ids": {"image_token_index": "[IMG]"},
             **changes,
         }
@@ -109,7 +94,7 @@ def _idefics(family: str, processor: Any, **config: Any) -> Vlm:
         vision={**TOWER, "image_size": 28, "patch_size": 7},
         processor=processor,
         template=templates.IDEFICS3,
-        tokens=IDEFICS_TOKENS,
+        tokens=templates.IDEFICS_TOKENS,
         ids={"image_token_id": "<image>"},
         config=config,
     )
@@ -123,7 +108,7 @@ def _qwen(family: str, vision: Values, text: Values, processor: Values, **config
         vision={"depth": 4, "num_heads": 2, "patch_size": 4, **vision},
         processor=Qwen2VLImageProcessorPil(patch_size=4, size=limits, **processor),
         template=templates.QWEN,
-        tokens=QWEN_TOKENS,
+        tokens=templates.QWEN_TOKENS,
         ids={
             "image_token_id": "<|image_pad|>",
             "video_token_id": "<|video_pad|>",
@@ -176,7 +161,7 @@ def _gemma3(sliding_window: int, **text: Any) -> Vlm:
         vision={**SIGLIP, "image_size": 56},
         processor=Gemma3ImageProcessorPil(size={"height": 56, "width": 56}),
         template=templates.GEMMA3,
-        tokens=GEMMA_TOKENS,
+        tokens=templates.GEMMA_TOKENS,
         ids={
             "image_token_index": "<image_soft_token>",
             "boi_token_index": "<start_of_image>",
@@ -267,7 +252,7 @@ CASES: Mapping[str, Vlm] = {
         vision={**TOWER, "image_size": [28, 28], "patch_size": [7, 7], "attention_bias": True},
         processor=GotOcr2ImageProcessorPil(**SQUARE, crop_to_patches=True, max_patches=4),
         template=templates.INTERNVL,
-        tokens=(*CHAT, "<img>", "</img>", "<IMG_CONTEXT>"),
+        tokens=(*templates.CHAT, "<img>", "</img>", "<IMG_CONTEXT>"),
         ids={"image_token_id": "<IMG_CONTEXT>"},
         config={"tie_word_embeddings": False},
     ),
@@ -292,7 +277,7 @@ CASES: Mapping[str, Vlm] = {
         vision={**TOWER, "patch_size": 4, "pos_emb_height": 6, "pos_emb_width": 6},
         processor=KIMI_PROCESSOR,
         template=templates.KIMI,
-        tokens=KIMI_TOKENS,
+        tokens=templates.KIMI_TOKENS,
         ids={
             "image_token_id": "<|media_pad|>",
             "video_token_id": "<|video_pad|>",

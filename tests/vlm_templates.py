@@ -1,4 +1,21 @@
-"""Chat templates of the vision families in the form in which their publishers write them, cut to what tests need."""
+"""Chat templates of the vision families in the form in which their publishers write them, cut to what tests need, and
+the special tokens that stand in them."""
+
+CHAT = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MISTRAL_TOKENS = ("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+QWEN_TOKENS = (*CHAT, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+IDEFICS_TOKENS = (
+    *("<|endoftext|>", "<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>", "<global-img>"),
+    *(f"<row_{row}_col_{col}>" for row in range(1, 5) for col in range(1, 5)),
+)
+GEMMA_TOKENS = (
+    *("<pad>", "<bos>", "<end_of_turn>", "<start_of_turn>", "<start_of_image>", "<end_of_image>"),
+    "<image_soft_token>",
+)
+KIMI_TOKENS = (
+    *("[PAD]", "[BOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"),
+    *("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>", "<|video_pad|>"),
+)
 
 LLAVA = (
     "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
