@@ -113,7 +113,8 @@ def _asked(arguments: argparse.Namespace, max_position: int) -> "Asked":
         if cache is None
         else _parsed(cache, "--encoder-cache-bytes", parse_bytes),
     )
-    tokens = arguments.max_num_batched_tokens or SchedulerConfig().max_num_batched_tokens
+    given = arguments.max_num_batched_tokens
+    tokens = SchedulerConfig().max_num_batched_tokens if given is None else given
     if tokens < 1:
         raise OptionError("--max-num-batched-tokens must be positive")
     scheduler = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=tokens)

@@ -205,6 +205,7 @@ def test_what_serve_refuses_is_said(config: Path, capsys: pytest.CaptureFixture[
         ({}, ("--bandwidth", "fast"), "--bandwidth: 'fast' is not a rate such as 3.35TB/s"),
         ({}, ("--memory-budget", "some"), "--memory-budget: 'some' is not a size"),
         ({}, ("--max-num-batched-tokens", -1), "--max-num-batched-tokens must be positive"),
+        ({}, ("--max-num-batched-tokens", 0), "--max-num-batched-tokens must be positive"),
     ],
 )
 def test_mistakes_are_explained(
