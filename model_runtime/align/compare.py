@@ -82,7 +82,7 @@ def align(ranks: Sequence[Product], reference: Reference) -> Alignment:
     product = ranks[0]
     _check_quantization(reference, product.quantization)
     _check_width(reference, product.decoder.config.vocab_size)
-    _check_length(reference, product.decoder.config.max_position)
+    _check_length(reference, product.positions)
     served_LV = served(ranks, reference)
     traced_LV, free = traced(ranks, reference.stream(), forced=False)
     forced_LV, forced = traced(ranks, reference, forced=True)
@@ -155,11 +155,9 @@ def _check_width(reference: Reference, vocab_size: int) -> None:
         raise CheckpointError(f"the reference has a vocabulary of {found} tokens, and the model one of {vocab_size}")
 
 
-def _check_length(reference: Reference, max_position: int) -> None:
-    if (longest := max(map(len, reference.prompts))) > max_position:
-        raise CheckpointError(
-            f"the reference has a prompt of {longest} tokens, and the model was made for {max_position}"
-        )
+def _check_length(reference: Reference, positions: int) -> None:
+    if (longest := max(map(len, reference.prompts))) > positions:
+        raise CheckpointError(f"the reference has a prompt of {longest} tokens, and the product takes {positions}")
 
 
 def _report(name: str, taken: Taken, free: Tensor | None, reference: Reference, precisions: Precisions) -> PlaceReport:

@@ -140,7 +140,7 @@ def calls_of(path: Path, product: Product, prompts: Prompts) -> tuple[list[Call]
     """In float64 on CPU, with the decoder that made them."""
     precision = Precision(quantization=product.quantization, integer_rows=False)  # type: ignore[arg-type]
     ops, device = select("any"), torch.device("cpu")
-    plain = copy.copy(load_model(path, ops, device, lambda fraction: None, None, precision).decoder)
+    plain = copy.copy(load_model(path, ops, device, lambda fraction: None, product.positions, precision).decoder)
     capture = _Capture()
     plain.dtype, plain.ops = torch.float64, capture.watched(ops)
     plain.stack = EagerLayers(plain.ops, plain.layers)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
+from model_runtime import host
 from model_runtime.align.measure import Precisions
+from model_runtime.architecture import ModelConfig
 from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.caches import Caches, allocate_caches
 from model_runtime.checkpoint import LoadedModel, load_model
@@ -18,10 +20,11 @@ from model_runtime.device import choose_device
 from model_runtime.device_batch import upload
 from model_runtime.executor import refused_ranks
 from model_runtime.graphs import block_size
-from model_runtime.host import usable_cores
 from model_runtime.kv_store import storage_type
-from model_runtime.memory import PlanError
+from model_runtime.memory import PlanError, model_length
+from model_runtime.memory_caches import rope_bytes
 from model_runtime.models.decoder import Decoder
+from model_runtime.opening import Opened, open_checkpoint
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives
@@ -49,6 +52,11 @@ class Product:
     def decoder(self) -> Decoder:
         """Of the language model."""
         return self.model.decoder
+
+    @property
+    def positions(self) -> int:
+        """Of the longest text."""
+        return len(self.decoder.rotations.table.cos_PR2)
 
     @property
     def precisions(self) -> Precisions:
@@ -81,13 +89,32 @@ def load_ranks(path: Path, runtime: RuntimeConfig, progress: Callable[[float], N
         raise PlanError(problem)
     if size < runtime.num_ranks:
         raise PlanError("align divides layers alone: set pipeline_parallel_size and context_parallel_size to 1")
-    set_threads(max(1, (runtime.threads or usable_cores()) // size))
+    opened = open_checkpoint(path)
+    positions = _positions(opened.config, runtime, size)
+    set_threads(max(1, (runtime.threads or host.usable_cores()) // size))
     ops = load_ops(device, runtime.kernels)
     if size == 1:
-        return [_loaded(path, runtime, device, ops, Alone(), progress)]
+        return [_loaded(opened, positions, runtime, device, ops, Alone(), progress)]
     if not is_compiled(ops):
         raise PlanError("align with several ranks needs the compiled kernels, through whose memory they speak")
-    return [_loaded(path, runtime, device, ops, rank, progress) for rank in _ranks(size, runtime.collective_timeout)]
+    ranks = _ranks(size, runtime.collective_timeout)
+    return [_loaded(opened, positions, runtime, device, ops, rank, progress) for rank in ranks]
+
+
+def _positions(config: ModelConfig, runtime: RuntimeConfig, size: int) -> int:
+    """Of the longest text. Raises PlanError where its tables do not fit, or nothing can follow what the model sums."""
+    if config.depth_group:
+        raise PlanError(
+            "align follows one sum through all layers, and this model mixes several (block attention residuals)"
+        )
+    positions = model_length(config, runtime)
+    taken, budget = size * rope_bytes(config) * positions, host.default_budget()
+    if taken > budget:
+        raise PlanError(
+            f"rotations of {positions} positions take {taken / 2**30:.4g} GiB, and {budget / 2**30:.4g} GiB may be "
+            "taken: set max_model_len to less"
+        )
+    return positions
 
 
 def _ranks(size: int, timeout_seconds: float) -> list[Collectives]:
@@ -100,7 +127,8 @@ def _ranks(size: int, timeout_seconds: float) -> list[Collectives]:
 
 
 def _loaded(
-    path: Path,
+    opened: Opened,
+    positions: int,
     runtime: RuntimeConfig,
     device: torch.device,
     ops: Ops,
@@ -109,11 +137,7 @@ def _loaded(
 ) -> Product:
     precision = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
     whole = runtime.enable_expert_parallel
-    model = load_model(path, ops, device, progress, None, precision, collectives=rank, whole_experts=whole)
-    if model.config.depth_group:
-        raise PlanError(
-            "align follows one sum through all layers, and this model mixes several (block attention residuals)"
-        )
+    model = load_model(opened, ops, device, progress, positions, precision, collectives=rank, whole_experts=whole)
     return Product(
         model=model,
         device=device,

@@ -13,18 +13,19 @@ from model_runtime.align.prompts import cut_prompts, lengths_for, seeded_prompts
 from model_runtime.align.reference import DTYPES, DtypeName, Reference
 from model_runtime.align.transformers_model import load_filled, load_transformers
 from model_runtime.align.transformers_reference import run_transformers
-from model_runtime.config import Quantization
+from model_runtime.config import RuntimeConfig
+from model_runtime.memory import model_length
 from model_runtime.opening import open_checkpoint
 from model_runtime.weights.errors import CheckpointError
 
 
-def reference_of(path: Path, dtype: DtypeName, quantization: Quantization, text: Sequence[int]) -> Reference:
+def reference_of(path: Path, dtype: DtypeName, runtime: RuntimeConfig, text: Sequence[int]) -> Reference:
     """Of a checkpoint, for prompts that fit it, from the beginning of `text` as far as there is any. What the product
     holds as integers is compared with the floats that these mean, and beside it are the logits of the checkpoint's own
-    floats, if it has them. Raises CheckpointError."""
+    floats, if it has them. Raises CheckpointError, PlanError."""
     opened = open_checkpoint(path)
-    config = opened.config
-    lengths = lengths_for((*config.sliding_windows, *config.attention_chunks), config.max_position)
+    config, quantization = opened.config, runtime.quantization
+    lengths = lengths_for((*config.sliding_windows, *config.attention_chunks), model_length(config, runtime))
     picture = None if opened.side is None else make_picture(opened.side, opened.side.tower.family)
     tower = None if opened.side is None else opened.side.tower
     # of models with images the last tokens have meanings of their own

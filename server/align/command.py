@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_runtime.config import Quantization
+from model_runtime.config import RuntimeConfig
 from model_runtime.weights.errors import CheckpointError
+from server.align.files import check_folders, write
 from server.align.report import as_json, page, show
 from server.config import add_arguments as add_options
 from server.config import resolve
@@ -42,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        default="float32",
         help="what transformers computes in (default: float32)",
     )
     group.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
@@ -59,10 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     config = resolve(arguments, os.environ)
     _check(arguments)
     model = resolve_model(config.model)
-    if arguments.dump is not None:
-        return _dump(model.path, arguments, config.runtime.quantization)
-    reference = _reference(model.path, arguments, config.runtime.quantization)
     try:
+        reference = _reference(model.path, arguments, config.runtime)
+        if arguments.dump is not None:
+            return _dump(reference, arguments.dump)
         ranks = load_ranks(model.path, config.runtime, lambda fraction: None)
     except PlanError as error:
         raise OptionError(str(error)) from None
@@ -72,26 +72,27 @@ def run(arguments: argparse.Namespace) -> int:
     title = f"{model.name} against {reference.made_by}"
     show(found, title, computes)
     if arguments.json is not None:
-        _write(arguments.json, json.dumps(as_json(found, title), indent=1))
+        write(arguments.json, json.dumps(as_json(found, title), indent=1))
     if arguments.html is not None:
-        _write(arguments.html, page(found, title, computes).html())
+        write(arguments.html, page(found, title, computes).html())
     return 0 if found.passed else EXIT_DIVERGES
 
 
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.dump is not None and arguments.reference != TRANSFORMERS:
         raise OptionError("--dump writes what transformers computes: leave --reference out")
-    for file in (arguments.dump, arguments.json, arguments.html):
-        if file is not None and not file.parent.is_dir():
-            raise OptionError(f"cannot write {file}: there is no folder {file.parent}")
+    if arguments.dtype is not None and arguments.reference != TRANSFORMERS:
+        raise OptionError("--dtype is what transformers computes in, and a file has been computed: leave --dtype out")
+    check_folders((arguments.dump, arguments.json, arguments.html))
 
 
-def _reference(model: Path, arguments: argparse.Namespace, quantization: Quantization) -> "Reference":
+def _reference(model: Path, arguments: argparse.Namespace, runtime: RuntimeConfig) -> "Reference":
+    """Raises CheckpointError, PlanError."""
     from model_runtime.align.reference import load_reference
     from model_runtime.align.references import reference_of
 
     if arguments.reference == TRANSFORMERS:
-        return reference_of(model, arguments.dtype, quantization, _text(model))
+        return reference_of(model, arguments.dtype or "float32", runtime, _text(model))
     return load_reference(Path(arguments.reference))
 
 
@@ -106,19 +107,11 @@ def _text(model: Path) -> Sequence[int]:
     return tokenizer.encode(TEXT.read_text(encoding="utf-8"), add_special_tokens=False, allow_special=False)
 
 
-def _dump(model: Path, arguments: argparse.Namespace, quantization: Quantization) -> int:
-    reference = _reference(model, arguments, quantization)
+def _dump(reference: "Reference", file: Path) -> int:
     try:
-        reference.save(arguments.dump)
+        reference.save(file)
     except OSError as error:
-        raise OptionError(f"cannot write {arguments.dump}: {error}") from None
+        raise OptionError(f"cannot write {file}: {error}") from None
     tokens = ", ".join(str(len(prompt)) for prompt in reference.prompts)
-    print(f"{arguments.dump}: {len(reference.places)} places of {reference.made_by}, prompts of {tokens} tokens")
+    print(f"{file}: {len(reference.places)} places of {reference.made_by}, prompts of {tokens} tokens")
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write {path}: {error}") from None

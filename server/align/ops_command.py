@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from server.align.files import check_folders, write
 from server.config import add_arguments as add_options
 from server.config import resolve
 from server.models import resolve_model
@@ -44,22 +45,20 @@ def run(arguments: argparse.Namespace) -> int:
     config = resolve(arguments, os.environ)
     if config.runtime.num_ranks > 1:
         raise OptionError("ops are measured on one rank: leave the parallel sizes out")
+    check_folders((arguments.json,))
     model = resolve_model(config.model)
     try:
         product = load_product(model.path, config.runtime, lambda fraction: None)
     except PlanError as error:
         raise OptionError(str(error)) from None
-    lengths = [min(PROMPT // SEQUENCES, product.decoder.config.max_position)] * SEQUENCES
+    lengths = [min(PROMPT // SEQUENCES, product.positions)] * SEQUENCES
     calls, plain = calls_of(model.path, product, seeded_prompts(lengths, product.decoder.config.vocab_size))
     most = limits(product.device, product.decoder.dtype)
     found = list(measure(product, plain, calls))
     if arguments.json is not None:
         document = {"model": model.name, "computes": product.computes, "limits": asdict(most)}
         text = json.dumps(document | {"operations": [asdict(entry) for entry in found]}, indent=1)
-        try:
-            arguments.json.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"cannot write {arguments.json}: {error}") from None
+        write(arguments.json, text)
     show(f"{model.name}, {product.computes}: {product.precisions.words}", found, most)
     return 0
 

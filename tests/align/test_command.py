@@ -9,7 +9,10 @@ import torch
 
 from server import cli
 from tests.checkpoints import make_checkpoint
+from tests.family_cases import make_random_model
 
+LONGROPE = 0
+"""A seed of phi3 with factors for texts above 256 tokens."""
 CUT = ("--no-prepare-weights", "--threads", "1")
 
 
@@ -86,6 +89,31 @@ def test_files_that_are_no_references(folder: Path, tmp_path: Path, capsys: pyte
     assert "cannot write" in capsys.readouterr().err
 
 
+def test_a_file_has_been_computed(folder: Path, dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for dtype in ("float32", "bfloat16"):
+        assert run(str(folder), "--reference", str(dump), "--dtype", dtype) == 2
+        assert "a file has been computed: leave --dtype out" in capsys.readouterr().err
+
+
+def test_a_length_that_no_memory_has(tmp_path: Path, dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless it is limited, as `serve` is."""
+    make_checkpoint(tmp_path, "qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10**12}))
+    capsys.readouterr()
+    assert run(str(tmp_path), "--reference", str(dump), *CUT) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("firstlight: rotations of 1000000000000 positions take ") and said.count("\n") == 1
+    assert said.endswith("may be taken: set max_model_len to less\n")
+    assert run(str(tmp_path), "--reference", str(dump), "--max-model-len", "41", *CUT) == 0
+    capsys.readouterr()
+    assert run(str(tmp_path), "--reference", str(dump), "--max-model-len", "40", *CUT) == 2
+    assert "a prompt of 41 tokens, and the product takes 40" in capsys.readouterr().err
+    assert run(str(tmp_path), "--max-model-len", "40", *CUT) == 0
+    assert run(str(tmp_path), "--max-model-len", str(10**12 + 1), *CUT) == 2
+    assert "exceeds the 1000000000000 positions of the model" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--html", "--json"])
 def test_nothing_is_compared_for_a_report_that_has_no_folder(
     option: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -101,7 +129,7 @@ def test_another_models_reference(dump: Path, tmp_path: Path, capsys: pytest.Cap
     assert "a vocabulary of 259 tokens, and the model one of 300" in capsys.readouterr().err
     make_checkpoint(tmp_path, "llama", {"max_position_embeddings": 40})
     assert run(str(tmp_path), "--reference", str(dump), *CUT) == 2
-    assert "a prompt of 41 tokens, and the model was made for 40" in capsys.readouterr().err
+    assert "a prompt of 41 tokens, and the product takes 40" in capsys.readouterr().err
 
 
 def test_half_precision(tmp_path: Path) -> None:
@@ -126,3 +154,11 @@ def test_integers(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_integers_with_tied_embeddings(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama", {"tie_word_embeddings": True})
     assert run(str(tmp_path), "--quantization", "int8", *CUT) == 0
+
+
+def test_longrope_is_that_of_the_longest_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """transformers changes factors with the text, the product with what it is told to serve."""
+    make_random_model(tmp_path, "phi3", LONGROPE, {"max_position_embeddings": 512})
+    assert run(str(tmp_path), *CUT) == 1
+    assert "why: LongRoPE: factors for short texts in the reference; max_model_len 256 gives" in capsys.readouterr().out
+    assert run(str(tmp_path), "--max-model-len", "256", *CUT) == 0

@@ -85,3 +85,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "computed by the reference, for want of one for the device: embedding, linear, paged_attention" in said
     document = json.loads((tmp_path / "ops.json").read_text())
     assert document["limits"]["flops"] > 0 and all(entry["falls_back"] for entry in document["operations"])
+
+
+def test_nothing_is_measured_for_figures_that_have_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, "llama", {})
+    monkeypatch.setattr(coverage, "measure", lambda *arguments: pytest.fail("measured"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["ops", str(tmp_path), "--kernels", "reference", "--json", str(tmp_path / "none" / "ops.json")])
+    assert ended.value.code == 2
+    assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err

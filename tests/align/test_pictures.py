@@ -16,6 +16,7 @@ from model_runtime.align.product import Product
 from model_runtime.align.reference import load_reference
 from model_runtime.align.references import reference_of
 from model_runtime.align.tracer import Recorder
+from model_runtime.config import RuntimeConfig
 from tests.align.cases import Aligned
 from tests.vlm import make_vlm
 from vision.encoder.model import ImageEncoder, ImageFeatures, ImageInput
@@ -29,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Alig
     def made(name: str) -> Aligned:
         folder = tmp_path_factory.mktemp(name)
         make_vlm(folder, name)
-        return Aligned(folder, reference_of(folder, "float32", "none", ()))
+        return Aligned(folder, reference_of(folder, "float32", RuntimeConfig(), ()))
 
     return made
 

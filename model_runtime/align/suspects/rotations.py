@@ -55,7 +55,7 @@ def of_rope(scene: Scene) -> Iterator[str]:
             f"rope attention factor: cosines and sines are {found.size:.4g} times as large in the reference, "
             f"{rope.attention_factor:.4g} times in the product"
         )
-    yield from _frequencies(found, rope, scene.config.max_position)
+    yield from _frequencies(found, rope, scene.product.positions)
 
 
 def _own(scene: Scene) -> RopeConfig:
@@ -86,6 +86,9 @@ def _frequencies(found: Rotation, rope: RopeConfig, max_position: int) -> Iterat
 
 def _others(rope: RopeConfig, found: Rotation, base: float | None) -> Iterator[tuple[str, RopeConfig]]:
     """Rotations with one thing changed."""
+    if rope.long_divisors:
+        words = f"LongRoPE: factors for short texts in the reference; max_model_len {rope.original_max_position} gives "
+        yield words + "them to the product, too", replace(rope, long_divisors=())
     if base is not None and rope.kind != "default":
         plain = replace(rope, kind="default", theta=base, divisors=(), long_divisors=())
         yield f"rope scaling: none and base {base:.6g} in the reference, {rope.kind} in the product", plain
