@@ -136,7 +136,7 @@ def _reference(
     if default_budget(product.device) < REFERENCE_HEADROOM * product.model.weight_bytes:
         return None, "there is no memory for the model in plain torch beside it"
     places = sorted(logits)
-    decoder = reference_decoder(Path(wanted.model), config.runtime.quantization, places[-1] + 1)
+    decoder = reference_decoder(Path(wanted.model), config.runtime.quantization, product.positions)
     if text.has_states:
         end = min(len(ids), REFERENCE_TOKENS)
         rows = sum(place < end for place in places)

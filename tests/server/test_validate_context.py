@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from model_runtime.config import RuntimeConfig
+from scheduler.config import SchedulerConfig
 from server.config import ServeConfig
 from server.validate.context import context_checks, paged_bytes, planned_bytes, plots
 from server.validate.context_found import ContextFound, ContextWanted, Difference, Moment
 from server.validate.context_process import compute
 from tests.checkpoints import make_checkpoint
+from tests.family_cases import make_random_model
 
 MIB = 2**20
 SAME = Difference(logits=0.0, cache=0.0, position=-1, rows=9)
@@ -86,3 +88,15 @@ def test_the_process_computes_as_much_as_the_model_takes(tmp_path: Path) -> None
     assert found.reference is not None and found.reference.rows == 5 and found.alone.rows > 12
     assert set(outcomes(found).values()) == {"passed"}
     assert "512 tokens" in told
+
+
+def test_plain_torch_has_the_rotations_of_the_product(tmp_path: Path) -> None:
+    """LongRoPE (seed 0: factors for texts above 256 tokens) follows what may be served, not the text at hand."""
+    make_random_model(tmp_path, "phi3", 0, {"max_position_embeddings": 512})
+    wanted = ContextWanted(
+        model=str(tmp_path), token_ids=tuple(range(3, 90)), tokens=120, seconds=60, other_chunks=60, reference_rows=3
+    )
+    scheduler = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=32)
+    config = ServeConfig(runtime=RuntimeConfig(memory_budget=64 * MIB), scheduler=scheduler)
+    found = outcomes(compute(config, wanted, lambda fraction, what: None))
+    assert found["rows and plain torch in float64"] == "passed"
