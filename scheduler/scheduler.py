@@ -97,8 +97,7 @@ class Scheduler:
         self._expire(now)
         config = self._config
         decodes, prompts = policy.split_prompts(self._flight.idle(self._running))
-        draft_step = self._speculation.draft_step(self._flight.last_step + 1, decodes, self._kv)
-        if draft_step is not None:
+        if (draft_step := self._speculation.draft_step(self._flight.last_step + 1, decodes, self._kv)) is not None:
             self._flight.last_step += 1
             return draft_step
         decodes, complete = self._give_room(self._flight.share(decodes))
@@ -137,7 +136,8 @@ class Scheduler:
         row = score_row = 0
         for seq, num_tokens, drafts, samples, scored in planned.by_sequence():
             if seq.status is Status.RUNNING:
-                seq.prompt_scores += [logprob_at(result.scored, score_row + index) for index in range(scored)]
+                if scored:
+                    seq.prompt_scores += [logprob_at(result.scored, score_row + index) for index in range(scored)]
                 self._advance(seq, num_tokens, drafts, result, row if samples else None)
             row += samples
             score_row += scored
