@@ -25,6 +25,10 @@ class MatrixScheme:
     any_order: bool = False
     """Columns that share a scale may stand anywhere in a row."""
 
+    def num_groups(self, num_columns: int) -> int:
+        """Scales of a row."""
+        return -(-num_columns // self.block[1]) if self.block[1] else 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:

@@ -4,8 +4,6 @@
 Legend: N rows, K columns of the matrix, G groups of columns; n, k, g those of a part.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -49,7 +47,7 @@ class Scales:
     ) -> None:
         """`block` as in MatrixScheme; `turned`: columns come first. Raises CheckpointError for another shape."""
         self.key, self._tensor, self._turned, self.dtype = key, tensor, turned, tensor.dtype
-        self._block = tuple(size or count for size, count in zip(block, shape, strict=True))
+        self._block = tuple(size or max(count, 1) for size, count in zip(block, shape, strict=True))
         self.groups = -(-shape[1] // self._block[1])
         """G."""
         counts = (-(-shape[0] // self._block[0]), self.groups)
@@ -83,22 +81,3 @@ class Scales:
             return (one.T if self._turned else one)[blocks]
         groups = slice(0, self.groups)
         return read(tensor, (groups, blocks)).T if self._turned else read(tensor, (blocks, groups))
-
-
-class Kept:
-    """A matrix of a file of which columns are asked for a few at a time: to read some means to read all, which stay
-    between two readings, but not after the last ones."""
-
-    def __init__(self, read_rows: Callable[[slice], Tensor], num_columns: int) -> None:
-        """`read_rows` gives all columns of some rows."""
-        self._read, self._num_columns = read_rows, num_columns
-        self._last: tuple[slice, Tensor] | None = None
-
-    def part(self, rows: slice, columns: slice) -> Tensor:
-        """Not to be written to."""
-        if self._last is None or self._last[0] != rows:
-            self._last = rows, self._read(rows)
-        found = self._last[1][:, columns]
-        if columns.stop == self._num_columns:
-            self._last = None
-        return found

@@ -16,8 +16,8 @@ from torch import Tensor
 from model_runtime.matrix_scheme import MatrixScheme
 from model_runtime.quantized import BLOCK, QuantizedFormat, QuantizedMatrix, join_blocks
 from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.grids import EXPANDED, Kept, Scales, format_of
-from model_runtime.weights.source import Index, StoredTensor, TensorSource, read, whole
+from model_runtime.weights.grids import EXPANDED, Scales, format_of
+from model_runtime.weights.source import Index, LastRead, StoredTensor, TensorSource, read, whole
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ each of eight neighbours is."""
@@ -56,11 +56,16 @@ def _within(codes: slice, per_word: int) -> slice:
     return slice(start, start + codes.stop - codes.start)
 
 
-def _beside(source: TensorSource, key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> StoredTensor:
-    """A tensor of a type and shape. Raises CheckpointError."""
+def _needed(source: TensorSource, key: str) -> StoredTensor:
+    """Raises CheckpointError where there is none."""
     if key not in source:
         raise CheckpointError(f"the checkpoint does not fit its quantization_config: missing is {key}")
-    tensor = source[key]
+    return source[key]
+
+
+def _beside(source: TensorSource, key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> StoredTensor:
+    """A tensor of a type and shape. Raises CheckpointError."""
+    tensor = _needed(source, key)
     if tensor.dtype != dtype or tensor.shape != shape:
         name = str(dtype).removeprefix("torch.")
         raise CheckpointError(f"{key} is {tensor.dtype} {list(tensor.shape)}; the format needs {name} {list(shape)}")
@@ -75,7 +80,7 @@ class PlainCodes:
         self.shape, self.file = (self._codes.shape[0], self._codes.shape[1]), self._codes.file
         self._zeros: StoredTensor | None = None
         if not scheme.symmetric:
-            groups = 1 if not scheme.block[1] else -(-self.shape[1] // scheme.block[1])
+            groups = scheme.num_groups(self.shape[1])
             self._zeros = _beside(source, f"{module}.weight_zero_point", torch.int8, (self.shape[0], groups))
 
     def codes(self, rows: slice, columns: slice) -> Tensor:
@@ -105,7 +110,7 @@ class PackedCodes:
         self.shape, self.file = (num_rows, num_columns), self._codes.file
         self._zeros: StoredTensor | None = None
         if not scheme.symmetric:
-            groups = 1 if not scheme.block[1] else -(-num_columns // scheme.block[1])
+            groups = scheme.num_groups(num_columns)
             shape = (-(-num_rows // self._per_word), groups)
             self._zeros = _beside(source, f"{module}.weight_zero_point", torch.int32, shape)
 
@@ -125,19 +130,18 @@ class PackedCodes:
 class GptqCodes:
     """Words [W, N] along columns of the matrix, zero points [G, W] along its rows: Codes."""
 
-    def __init__(self, module: str, source: TensorSource, scheme: MatrixScheme) -> None:
+    def __init__(self, module: str, source: TensorSource, scheme: MatrixScheme, last: LastRead) -> None:
         self._bits, self._per_word, self._offset = scheme.bits, 32 // scheme.bits, scheme.zero_offset
-        codes = source[f"{module}.qweight"]
-        num_words, num_rows = codes.shape
-        self.shape, self.file = (num_rows, num_words * self._per_word), codes.file
-        groups = 1 if not scheme.block[1] else -(-self.shape[1] // scheme.block[1])
-        self._kept = Kept(lambda words: read(codes, (words, slice(0, num_rows))), num_rows)
+        self._codes, self._last = source[f"{module}.qweight"], last
+        num_words, num_rows = self._codes.shape
+        self.shape, self.file = (num_rows, num_words * self._per_word), self._codes.file
+        groups = scheme.num_groups(self.shape[1])
         self._zeros = _beside(source, f"{module}.qzeros", torch.int32, (groups, -(-num_rows // self._per_word)))
 
     def codes(self, rows: slice, columns: slice) -> Tensor:
         """As in Codes."""
-        words_Wn = self._kept.part(_words(columns, self._per_word), rows)
-        return codes_of_words(words_Wn.T, self._bits)[:, _within(columns, self._per_word)]
+        words_WN = self._last.read(self._codes, (_words(columns, self._per_word), slice(0, self.shape[0])))
+        return codes_of_words(words_WN[:, rows].T, self._bits)[:, _within(columns, self._per_word)]
 
     def zeros(self, rows: slice) -> Tensor | None:
         """As in Codes."""
@@ -149,17 +153,17 @@ class GptqCodes:
 class AwqCodes:
     """Words [K, W] and zero points [G, W] along rows of the matrix: Codes."""
 
-    def __init__(self, module: str, source: TensorSource, scheme: MatrixScheme) -> None:
-        codes = source[f"{module}.qweight"]
-        num_columns, num_words = codes.shape
-        self.shape, self.file = (num_words * 8, num_columns), codes.file
-        groups = 1 if not scheme.block[1] else -(-num_columns // scheme.block[1])
-        self._kept = Kept(lambda columns: read(codes, (columns, slice(0, num_words))), num_words)
+    def __init__(self, module: str, source: TensorSource, scheme: MatrixScheme, last: LastRead) -> None:
+        self._codes, self._last = source[f"{module}.qweight"], last
+        num_columns, num_words = self._codes.shape
+        self.shape, self.file = (num_words * 8, num_columns), self._codes.file
+        groups = scheme.num_groups(num_columns)
         self._zeros = _beside(source, f"{module}.qzeros", torch.int32, (groups, num_words))
 
     def codes(self, rows: slice, columns: slice) -> Tensor:
         """As in Codes."""
-        return _awq_codes(self._kept.part(columns, _words(rows, 8)))[:, _within(rows, 8)].T
+        words_KW = self._last.read(self._codes, (columns, slice(0, self._codes.shape[1])))
+        return _awq_codes(words_KW[:, _words(rows, 8)])[:, _within(rows, 8)].T
 
     def zeros(self, rows: slice) -> Tensor | None:
         """As in Codes."""
@@ -230,19 +234,13 @@ def compressed_integers(module: str, source: TensorSource, scheme: MatrixScheme)
     """Of compressed-tensors. Raises CheckpointError where tensors do not fit."""
     codes: Codes = (PackedCodes if scheme.layout == "packed" else PlainCodes)(module, source, scheme)
     key = f"{module}.weight_scale"
-    scales = Scales(key, _scale_tensor(source, key), codes.shape, scheme.block)
+    scales = Scales(key, _needed(source, key), codes.shape, scheme.block)
     return GroupedIntegers(module, codes, scales, scheme, source.get(f"{module}.weight_g_idx"))
 
 
-def turned_integers(module: str, source: TensorSource, scheme: MatrixScheme) -> GroupedIntegers:
+def turned_integers(module: str, source: TensorSource, scheme: MatrixScheme, last: LastRead) -> GroupedIntegers:
     """Of GPTQ or AWQ, whose tensors have columns first. Raises CheckpointError where tensors do not fit."""
-    codes: Codes = (GptqCodes if scheme.layout == "gptq" else AwqCodes)(module, source, scheme)
+    codes: Codes = (GptqCodes if scheme.layout == "gptq" else AwqCodes)(module, source, scheme, last)
     key = f"{module}.scales"
-    scales = Scales(key, _scale_tensor(source, key), codes.shape, scheme.block, turned=True)
+    scales = Scales(key, _needed(source, key), codes.shape, scheme.block, turned=True)
     return GroupedIntegers(module, codes, scales, scheme, source.get(f"{module}.g_idx"))
-
-
-def _scale_tensor(source: TensorSource, key: str) -> StoredTensor:
-    if key not in source:
-        raise CheckpointError(f"the checkpoint does not fit its quantization_config: missing is {key}")
-    return source[key]

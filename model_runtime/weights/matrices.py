@@ -13,7 +13,7 @@ from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.integers import compressed_integers, turned_integers
 from model_runtime.weights.mxfp4 import compressed_mxfp4
 from model_runtime.weights.scaled import SCALES, ScaledFloats
-from model_runtime.weights.source import StoredTensor, TensorSource
+from model_runtime.weights.source import LastRead, StoredTensor, TensorSource
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,9 @@ _MAKE: Mapping[Layout, Callable[[str, TensorSource, MatrixScheme], StoredTensor]
         "int8": compressed_integers,
         "packed": compressed_integers,
         "mxfp4": compressed_mxfp4,
-        "gptq": turned_integers,
-        "awq": turned_integers,
     }
 )
+"""Those of GPTQ and AWQ are made of what was read last, too."""
 _BESIDE = (
     *(*SCALES, "input_scale", "output_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
     *("qzeros", "scales", "g_idx"),
@@ -55,12 +54,13 @@ def matrices_of(source: TensorSource, quantization: Quantization | None) -> Tens
         return source
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
+    last = LastRead()
     for key in sorted(source):
         ending = next((end for end in _ENDINGS if key.endswith(end) and not _are_floats(source[key])), None)
         if ending is None:
             continue
         module = key.removesuffix(ending)
-        found[f"{module}.weight"] = _matrix(module, ending, source, quantization)
+        found[f"{module}.weight"] = _matrix(module, ending, source, quantization, last)
         used |= {key, *(f"{module}.{name}" for name in _BESIDE)}
     if expanded := sum(tensor.format is None for tensor in found.values()):
         logger.warning(
@@ -76,10 +76,14 @@ def _are_floats(tensor: StoredTensor) -> bool:
     return tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1
 
 
-def _matrix(module: str, ending: str, source: TensorSource, quantization: Quantization) -> StoredTensor:
+def _matrix(module: str, ending: str, source: TensorSource, quantization: Quantization, last: LastRead) -> StoredTensor:
     scheme = quantization.of(module)
-    dtype = source[module + ending].dtype
+    dtype, shape = source[module + ending].dtype, source[module + ending].shape
+    if len(shape) != 2:
+        raise CheckpointError(f"{module}{ending} has shape {list(shape)}, which is no matrix")
     if scheme is None or (ending, dtype) != _NUMBERS[scheme.layout]:
         said, stored = "floats" if scheme is None else scheme.layout, str(dtype).removeprefix("torch.")
         raise CheckpointError(f"{module}{ending} is stored as {stored}; config.json says {said} of it")
+    if scheme.layout in ("gptq", "awq"):
+        return turned_integers(module, source, scheme, last)
     return _MAKE[scheme.layout](module, source, scheme)

@@ -24,7 +24,7 @@ class ScaledFloats:
         """Raises CheckpointError where the scales are missing or do not fit."""
         self._numbers: StoredTensor = source[f"{module}.weight"]
         names = [f"{module}.{name}" for name in SCALES if f"{module}.{name}" in source]
-        if len(names) != 1 or len(self._numbers.shape) != 2:
+        if len(names) != 1:
             raise CheckpointError(f"{module}.weight is no matrix with one of {', '.join(SCALES)} beside it")
         num_rows, num_columns = self._numbers.shape
         self.shape: tuple[int, ...] = (num_rows, num_columns)

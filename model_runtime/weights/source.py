@@ -90,6 +90,23 @@ def read(tensor: StoredTensor, index: Index, dtype: torch.dtype | None = None) -
     return target
 
 
+class LastRead:
+    """The part that was read last of tensors that have columns first, where reading some rows means reading all: it is
+    kept for the rows that are asked for next. The tensors of a source share one of these, so that nothing else is."""
+
+    def __init__(self) -> None:
+        self._what: tuple[StoredTensor, Index] | None = None
+        self._numbers = torch.empty(0)
+
+    def read(self, tensor: StoredTensor, index: Index) -> Tensor:
+        """As `read` gives it; not to be written to."""
+        if self._what is None or self._what[0] is not tensor or self._what[1] != index:
+            self._what, self._numbers = None, torch.empty(0)
+            self._numbers = read(tensor, index)
+            self._what = tensor, index
+        return self._numbers
+
+
 def check_float(key: str, tensor: StoredTensor) -> None:
     """Raises CheckpointError for a tensor whose type numbers of a model are not kept in."""
     if tensor.dtype not in FLOATS:

@@ -11,14 +11,13 @@ Legend: E experts, N rows and K columns of one expert's matrix.
 import re
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from model_runtime.models.family import StackOrder
 from model_runtime.quantized import BLOCK
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.mxfp4 import Mxfp4
-from model_runtime.weights.source import Index, Numbers, StoredTensor, TensorSource, read
+from model_runtime.weights.source import Index, LastRead, Numbers, StoredTensor, TensorSource, read
 
 _KEY = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(|_bias|_blocks|_scales)")
 _PARTS = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
@@ -27,7 +26,7 @@ _DIMENSIONS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
 
 def unstacked(source: TensorSource, order: StackOrder, hidden_size: int) -> dict[str, StoredTensor]:
     """The tensors of a source, experts one by one. Raises CheckpointError for tensors that are not stacks."""
-    found, last = dict[str, StoredTensor](), _Last()
+    found, last = dict[str, StoredTensor](), LastRead()
     for key in sorted(source):
         matched = _KEY.fullmatch(key)
         if matched is None:
@@ -108,35 +107,19 @@ class _Upright(Numbers):
         target.copy_(read(self._stack, part)[0, place.step])
 
 
-class _Last:
-    """The expert that was read last, whose rows [N, K] are kept: to read some of them means to read all, since they are
-    columns in the file."""
-
-    def __init__(self) -> None:
-        self._what: tuple[StoredTensor, Index] | None = None
-        self._rows_NK = torch.empty(0)
-
-    def rows(self, stack: StoredTensor, expert: int, columns: slice) -> Tensor:
-        """All of its rows."""
-        part = (slice(expert, expert + 1), columns, slice(0, stack.shape[2]))
-        if self._what is None or self._what[0] is not stack or self._what[1] != part:
-            self._what, self._rows_NK = None, torch.empty(0)
-            self._what, self._rows_NK = (stack, part), read(stack, part)[0].T
-        return self._rows_NK
-
-
 class _Turned(Numbers):
     """A matrix of an expert, whose rows are columns in the file: a StoredTensor."""
 
-    def __init__(self, stack: StoredTensor, place: _Place, last: _Last) -> None:
+    def __init__(self, stack: StoredTensor, place: _Place, last: LastRead) -> None:
         self._stack, self._place, self._last = stack, place, last
         self.shape: tuple[int, ...] = (place.count, stack.shape[1])
         self.dtype, self.file = stack.dtype, stack.file
 
     def read_into(self, index: Index, target: Tensor) -> None:
         """As in StoredTensor."""
-        rows_NK = self._last.rows(self._stack, self._place.expert, index[1])
-        target.copy_(rows_NK[self._place.rows(index[0])][self._place.step])
+        expert = slice(self._place.expert, self._place.expert + 1)
+        columns_1KN = self._last.read(self._stack, (expert, index[1], slice(0, self._stack.shape[2])))
+        target.copy_(columns_1KN[0].T[self._place.rows(index[0])][self._place.step])
 
 
 def _mxfp4(blocks: StoredTensor, scales: StoredTensor, place: _Place) -> Mxfp4:

@@ -208,6 +208,7 @@ REFUSED: dict[str, list[tuple[str, Tensor | None, str]]] = {
     "gptq": [
         ("qzeros", torch.zeros(3, 32, dtype=torch.int32), "has zero points; quantization_config"),
         ("qzeros", torch.zeros(3, 31, dtype=torch.int32), "the format needs int32 [3, 32]"),
+        ("qweight", torch.zeros(48, dtype=torch.int32), f"{MODULE}.qweight has shape [48], which is no matrix"),
         ("g_idx", torch.zeros(384, dtype=torch.int32), "its columns are not in groups of 128"),
     ],
     "fp8_blocks": [

@@ -1,5 +1,7 @@
 """Weights that are saved, loaded by two or three ranks, and put together again are the same bit for bit."""
 
+import weakref
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.hf_config import read_hf_config
+from model_runtime.hf_quantization import read_quantization
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
 from model_runtime.ops.matrices import expanded
 from model_runtime.ops.registry import select
@@ -18,6 +21,7 @@ from model_runtime.weights.gguf_file import read_gguf
 from model_runtime.weights.gguf_source import gguf_tensors
 from model_runtime.weights.json_file import read_json
 from model_runtime.weights.load import EXACT, Precision, load_parameters
+from model_runtime.weights.matrices import matrices_of
 from model_runtime.weights.safetensors_source import FileTensor, read_safetensors
 from model_runtime.weights.source import Index, TensorSource
 from model_runtime.weights.spelling import plain_source
@@ -25,6 +29,7 @@ from model_runtime.weights.table import Parameter, Parameters
 from tests.checkpoints import make_checkpoint, make_model
 from tests.model_runtime import deepseek
 from tests.model_runtime.paged import DEVICE
+from tests.model_runtime.quantized_checkpoints import gptq, make_quantized
 from tests.model_runtime.test_gguf import write_model
 from tests.model_runtime.test_quantized import STORED, write_quantized
 
@@ -186,3 +191,27 @@ def test_what_is_read_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert read[f"{layer}.mlp.down_proj.weight"] == (slice(0, 64), slice(64, 96))
     assert read["lm_head.weight"] == read["model.embed_tokens.weight"] == (slice(144, 259), slice(0, 64))
     assert read["model.norm.weight"] == (slice(0, 64),)
+
+
+def test_of_a_file_with_columns_first_one_matrix_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two ranks needs half of the rows of most, and does not come to the end of them."""
+    how = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+    make_quantized(tmp_path, lambda name, weight: None if name == "lm_head" else gptq(weight, 4, 32, True, 1), how)
+    stored, config_json = read_safetensors(tmp_path), read_json(tmp_path / "config.json")
+    config = read_hf_config(config_json, None)
+    source = plain_source(matrices_of(stored, read_quantization(config_json)), config)
+    numbers = {id(tensor): key for key, tensor in stored.items() if key.endswith(".qweight")}
+    times: Counter[str] = Counter()
+    kept: list[weakref.ref[Tensor]] = []
+    read_into = FileTensor.read_into
+
+    def remembered(self: FileTensor, index: Index, target: Tensor) -> None:
+        read_into(self, index, target)
+        if id(self) in numbers:
+            times[numbers[id(self)]] += 1
+            kept.append(weakref.ref(target))
+
+    monkeypatch.setattr(FileTensor, "read_into", remembered)
+    load(config, source, split(config, 2)[0], INTEGERS)
+    assert times == dict.fromkeys(numbers.values(), 1) and len(kept) == 2 * 7
+    assert [target() is not None for target in kept] == [False] * 13 + [True]
