@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ import httpx
 from rich.console import Console
 
 from server.leaving import leave_by_exception
+from server.local_server import ServerDidNotStart, started_server
 from server.options import OptionError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -137,21 +137,11 @@ def _server(arguments: argparse.Namespace, console: Console) -> Iterator[str]:
         return
     model = arguments.model or "embedded"
     console.print(f"starting a server with {model} ...", style="dim", highlight=False)
-    command = [sys.executable, "-m", "server.cli", "serve", model, "--port", "0", "--log-level", "error"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        assert process.stdout is not None
-        address = None
-        for line in process.stdout:
-            if " is ready on " in line:
-                address = line.split(" is ready on ")[1].split(" ")[0]
-                break
-        if address is None:
-            raise OptionError(f"the server did not start (exit code {process.wait()})")
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
+        with started_server(model, "--log-level", "error") as started:
+            yield started.url
+    except ServerDidNotStart as error:
+        raise OptionError(f"the server did not start (exit code {error.code})") from None
 
 
 def _read(console: Console) -> str | None:

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from loadtest.conditions import surroundings, without_key
 from server.leaving import leave_by_exception
+from server.local_server import ServerDidNotStart
 from server.models import resolve_model
 from server.options import OptionError
 from server.validate import alignment, answers, context, curves, document, images, memory, preemption, soak
@@ -29,7 +30,6 @@ from server.validate.asking import Refused
 from server.validate.gate import LOG, Gate
 from server.validate.progress import Shown
 from server.validate.result import StageResult, checked
-from server.validate.serving import ServerDidNotStart
 from server.validate.settings import STAGES, Settings, settings_of
 from server.validate.state import State
 

@@ -1,10 +1,6 @@
-"""A server as a child process, started as a user starts it, and what its processes take. Used by `gate.py`.
-
-The child is ended by its process id, whatever happens.
-"""
+"""The server under validation: what it says and counts, and what its processes take. Used by `gate.py`."""
 
 import contextlib
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,16 +10,10 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.child_entry import following
+from server.local_server import ServerDidNotStart, started_server
 
-END_SECONDS = 60.0
-"""In which the child ends by itself after SIGTERM."""
 TITLE = "firstlight: "
 METRICS_PREFIX = "firstlight:"
-
-
-class ServerDidNotStart(Exception):
-    """The message has the last lines that it wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,42 +68,21 @@ def children_of(supervisor: int) -> dict[str, psutil.Process]:
 @contextlib.contextmanager
 def started(arguments: Sequence[str], log: Path, headers: dict[str, str], timeout: float) -> Iterator[LocalServer]:
     """`serve` with these arguments, ready, on a port that is free; its log goes to a file, and a request may take
-    `timeout` seconds. Raises ServerDidNotStart."""
-    words = ("serve", *arguments, "--host", "127.0.0.1", "--port", "0")
-    command = following(signal.SIGTERM, "server.cli", *words)
-    with log.open("a", encoding="utf-8") as errors:
+    `timeout` seconds. Raises ServerDidNotStart with the last lines that it wrote."""
+    with contextlib.ExitStack() as stack:
+        errors = stack.enter_context(log.open("a", encoding="utf-8"))
         log_start = errors.tell()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
-    try:
-        url, said = _wait(process, log)
-        with httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
-            yield LocalServer(process=process, url=url, started=said, http=http, log=log, log_start=log_start)
-    finally:
-        _end(process)
-
-
-def _wait(process: "subprocess.Popen[str]", log: Path) -> tuple[str, str]:
-    """Until it says where it is: (URL, all that it said). A child that cannot start ends by itself."""
-    assert process.stdout is not None
-    said: list[str] = []
-    url = ""
-    for line in process.stdout:
-        said.append(line)
-        if " is ready on " in line:
-            url = line.split(" is ready on ")[1].split(" ")[0]
-        if url and line.startswith("curl "):
-            return url, "".join(said)
-    wrote = "".join(said) + log.read_text(encoding="utf-8", errors="replace")
-    raise ServerDidNotStart("\n".join(wrote.strip().splitlines()[-8:]))
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
         try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+            child = stack.enter_context(started_server(*arguments, "--host", "127.0.0.1", errors=errors))
+        except ServerDidNotStart as error:
+            wrote = str(error) + log.read_text(encoding="utf-8", errors="replace")
+            raise ServerDidNotStart("\n".join(wrote.strip().splitlines()[-8:]), error.code) from None
+        http = httpx.Client(base_url=child.url, headers=headers, timeout=timeout, trust_env=False)
+        yield LocalServer(
+            process=child.process,
+            url=child.url,
+            started=child.said,
+            http=stack.enter_context(http),
+            log=log,
+            log_start=log_start,
+        )
