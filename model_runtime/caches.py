@@ -54,23 +54,16 @@ def allocate_caches(
     num_states: int = 0,
 ) -> list[LayerCache]:
     """Reserve the pool of all layers, and slots for so many states."""
-    in_blocks = iter(_allocate_paged(config, num_blocks, block_size, dtype, device))
-    return [allocate_states(config, num_states) if has_state else next(in_blocks) for has_state in config.delta_layers]
+    kv_heads = iter(config.kv_heads)
 
-
-def _allocate_paged(
-    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> Sequence[PagedLayer]:
-    """Of the layers without states."""
-    if config.latent is not None:
-        num_layers = config.num_layers - sum(config.delta_layers)
-        width, rank = config.latent.row_width, config.latent.latent_rank
-        return allocate_latents(num_layers, num_blocks, block_size, width, rank, dtype, device)
-    return [
-        layer
-        for num_kv_heads in config.kv_heads
-        for layer in allocate(
-            num_layers=1,
+    def cache(has_state: bool) -> LayerCache:
+        if has_state:
+            return allocate_states(config, num_states)
+        num_kv_heads = next(kv_heads)
+        if config.latent is not None:
+            width, rank = config.latent.row_width, config.latent.latent_rank
+            return allocate_latents(num_blocks, block_size, width, rank, dtype, device)
+        return allocate(
             num_blocks=num_blocks,
             num_kv_heads=num_kv_heads,
             head_dim=config.head_dim,
@@ -78,7 +71,8 @@ def _allocate_paged(
             dtype=dtype,
             device=device,
         )
-    ]
+
+    return [cache(has_state) for has_state in config.delta_layers]
 
 
 def give_back(caches: Caches, blocks: "array[int]", slots: "array[int]") -> None:

@@ -80,28 +80,23 @@ def storage_type(asked: KVCacheDtype, usual: torch.dtype) -> torch.dtype:
 
 def allocate(
     *,
-    num_layers: int,
     num_blocks: int,
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> list[KVLayer]:
-    """Reserve the pool. On CPU the pages are touched only when first written, so an idle pool costs no memory."""
+) -> KVLayer:
+    """Reserve a layer's pool. On CPU the pages are touched only when first written, so an idle one costs no memory."""
     heads = (num_blocks, num_kv_heads)
-
-    def layer() -> KVLayer:
-        scales_NH2B = torch.empty(*heads, 2, block_size, device=device) if dtype == torch.int8 else None
-        if device.type == "cpu":
-            key_NHDB = huge_empty((*heads, head_dim, block_size), dtype)
-            value_NHBD = huge_empty((*heads, block_size, head_dim), dtype)
-            return KVLayer(key_NHDB, value_NHBD, scales_NH2B)
-        shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        key_NBHD, value_NBHD = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
-        return KVLayer(key_NBHD.permute(0, 2, 3, 1), value_NBHD.transpose(1, 2), scales_NH2B)
-
-    return [layer() for _ in range(num_layers)]
+    scales_NH2B = torch.empty(*heads, 2, block_size, device=device) if dtype == torch.int8 else None
+    if device.type == "cpu":
+        key_NHDB = huge_empty((*heads, head_dim, block_size), dtype)
+        value_NHBD = huge_empty((*heads, block_size, head_dim), dtype)
+        return KVLayer(key_NHDB, value_NHBD, scales_NH2B)
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    key_NBHD, value_NBHD = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+    return KVLayer(key_NBHD.permute(0, 2, 3, 1), value_NBHD.transpose(1, 2), scales_NH2B)
 
 
 def quantise(head_D: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,20 +64,10 @@ class LatentLayer:
 
 
 def allocate_latents(
-    num_layers: int,
-    num_blocks: int,
-    block_size: int,
-    width: int,
-    latent_rank: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> list[LatentLayer]:
-    """Reserve the pool of rows of `width` numbers; as with keys and values, an idle one costs no memory on CPU."""
+    num_blocks: int, block_size: int, width: int, latent_rank: int, dtype: torch.dtype, device: torch.device
+) -> LatentLayer:
+    """Reserve a layer's pool of rows of `width` numbers; as with keys and values, an idle one on CPU costs none."""
     shape = (num_blocks, block_size, width)
-
-    def layer() -> LatentLayer:
-        rows_NBX = huge_empty(shape, dtype) if device.type == "cpu" else torch.empty(shape, dtype=dtype, device=device)
-        scales_NB2 = torch.empty(*shape[:2], 2, device=device) if dtype == torch.int8 else None
-        return LatentLayer(rows_NBX, latent_rank, scales_NB2)
-
-    return [layer() for _ in range(num_layers)]
+    rows_NBX = huge_empty(shape, dtype) if device.type == "cpu" else torch.empty(shape, dtype=dtype, device=device)
+    scales_NB2 = torch.empty(*shape[:2], 2, device=device) if dtype == torch.int8 else None
+    return LatentLayer(rows_NBX, latent_rank, scales_NB2)

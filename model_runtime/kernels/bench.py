@@ -116,7 +116,7 @@ def bench_attention(ops: Ops, reference: Ops, sequences: int, queries: int, cont
 def bench_latent(ops: Ops, reference: Ops, sequences: int, queries: int, context: int, dtype: torch.dtype) -> None:
     """One row: latent attention of `LATENT_HEADS` heads over rows as DeepSeek-V3 has them; rates as above."""
     batch, _, _ = end_of_context(sequences, queries, context, dtype)
-    (kv,) = allocate_latents(1, sequences * context // BLOCK_SIZE, BLOCK_SIZE, ROW, LATENT_RANK, dtype, CPU)
+    kv = allocate_latents(sequences * context // BLOCK_SIZE, BLOCK_SIZE, ROW, LATENT_RANK, dtype, CPU)
     kv.write(torch.arange(sequences * context), torch.randn(sequences * context, ROW))
     query = torch.randn(sequences * queries, LATENT_HEADS, ROW)
     ours = best_seconds(lambda: ops.latent_attention(query, kv, batch, SCORING.scale))

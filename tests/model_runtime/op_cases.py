@@ -96,7 +96,6 @@ def image_spans(query_lens: list[int], kv_lens: list[int], spans: Sequence[Span]
 def kv_cache(shape: HeadShape, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32) -> KVLayer:
     """A cache full of NaN: what was never written must not matter."""
     kv = allocate(
-        num_layers=1,
         num_blocks=num_blocks,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
@@ -104,8 +103,8 @@ def kv_cache(shape: HeadShape, num_blocks: int, block_size: int, dtype: torch.dt
         dtype=dtype,
         device=CPU,
     )
-    fill_with_nan(kv)
-    return kv[0]
+    fill_with_nan([kv])
+    return kv
 
 
 def fill_with_nan(layers: Caches) -> None:

@@ -68,12 +68,11 @@ def test_rotations_are_computed_in_float32(dtype: torch.dtype) -> None:
 
 def test_memory_of_a_gpu_is_token_by_token(device: torch.device) -> None:
     where = torch.device("meta") if device.type == "cpu" else device
-    size = {"num_layers": 2, "num_blocks": 3, "num_kv_heads": 2, "head_dim": 8, "block_size": 256}
-    layers = allocate(**size, dtype=torch.bfloat16, device=where)
-    for layer in layers:
-        assert layer.key_NHDB.shape == (3, 2, 8, 256) and layer.value_NHBD.shape == (3, 2, 256, 8)
-        assert layer.key_NBHD.is_contiguous() and layer.value_NBHD.is_contiguous()
-    on_cpu = allocate(**size, dtype=torch.float32, device=CPU)[0]
+    size = {"num_blocks": 3, "num_kv_heads": 2, "head_dim": 8, "block_size": 256}
+    layer = allocate(**size, dtype=torch.bfloat16, device=where)
+    assert layer.key_NHDB.shape == (3, 2, 8, 256) and layer.value_NHBD.shape == (3, 2, 256, 8)
+    assert layer.key_NBHD.is_contiguous() and layer.value_NBHD.is_contiguous()
+    on_cpu = allocate(**size, dtype=torch.float32, device=CPU)
     assert on_cpu.key_NHDB.is_contiguous() and on_cpu.value_NHBD.is_contiguous()
 
 

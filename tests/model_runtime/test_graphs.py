@@ -68,15 +68,17 @@ def decoder_on(folder: Path, device: torch.device, dtype: torch.dtype) -> Decode
 def pool(decoder: Decoder, device: torch.device) -> list[KVLayer]:
     """As on a GPU, full of NaN, with a spare block."""
     config = decoder.config
-    layers = allocate(
-        num_layers=config.num_layers,
-        num_blocks=NUM_BLOCKS + 1,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=BLOCK,
-        dtype=decoder.dtype,
-        device=device,
-    )
+    layers = [
+        allocate(
+            num_blocks=NUM_BLOCKS + 1,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=BLOCK,
+            dtype=decoder.dtype,
+            device=device,
+        )
+        for _ in range(config.num_layers)
+    ]
     fill_with_nan(layers)
     return [token_major(layer, decoder.dtype) for layer in layers] if device.type == "cpu" else layers
 

@@ -41,15 +41,10 @@ def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_blocks_give_their_memory_back(dtype: torch.dtype) -> None:
     """All but block 20 and its neighbours' shared pages; what it holds stays, and the others can be written again."""
-    kv = allocate(
-        num_layers=2,
-        num_blocks=64,
-        num_kv_heads=4,
-        head_dim=64,
-        block_size=128,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
+    cpu = torch.device("cpu")
+    kv = [
+        allocate(num_blocks=64, num_kv_heads=4, head_dim=64, block_size=128, dtype=dtype, device=cpu) for _ in range(2)
+    ]
     for layer in kv:
         layer.key_NHDB.fill_(7)
         layer.value_NHBD.fill_(9)
