@@ -69,7 +69,7 @@ def _open_folder(path: Path) -> Opened:
     config = read_hf_config(config_json, read_json_if_any(path / "generation_config.json"))
     stored = matrices_of(read_safetensors(path), read_quantization(config_json))
     family = str(config_json["model_type"])
-    takes_images = family in COMPOSITES and not COMPOSITES[family].text_only
+    takes_images, name = _takes_images(family), _described(family, config)
     if has_adapter(path) and not takes_images:
         raise CheckpointError(
             f"{ADAPTER_CONFIG}: adapters are for requests with images, and {family} takes none: "
@@ -79,7 +79,7 @@ def _open_folder(path: Path) -> Opened:
         source, may_lack_output = text_source(stored)
         if may_lack_output and not config.tie_word_embeddings:
             config = replace(config, has_output=TIED_HEAD_KEY in source)
-        return Opened(path=path, family=family, config=config, source=plain_source(source, config))
+        return Opened(path=path, family=name, config=config, source=plain_source(source, config))
     language, image = split_sides(stored)
     side = read_image_side(path, config_json, config, image) if takes_images else None
     if TIED_HEAD_KEY in language:
@@ -89,7 +89,6 @@ def _open_folder(path: Path) -> Opened:
     source = plain_source(language, config)
     if has_adapter(path):
         config, source = with_adapter(path, config, source)
-    name = f"{family} ({config.family})"
     return Opened(path=path, family=name, config=config, source=source, side=side)
 
 
@@ -102,14 +101,21 @@ def open_configuration(path: Path) -> Opened:
     table = decoder_table(config, first_expert_only=True)
     renamed = family_named(config.family).renamed
     source = declared_text(table, dtype, read_quantization(config_json), renamed)
-    if family not in COMPOSITES:
-        return Opened(path=path, family=family, config=config, source=source, is_declared=True)
-    name = f"{family} ({config.family})"
-    if COMPOSITES[family].text_only:
-        return Opened(path=path, family=name, config=config, source=source, is_declared=True)
-    side = read_image_side(path.parent, config_json, config, {})
-    side = replace(side, source=declared_vision(side.tower, dtype))
+    side = None
+    if _takes_images(family):
+        side = read_image_side(path.parent, config_json, config, {})
+        side = replace(side, source=declared_vision(side.tower, dtype))
+    name = _described(family, config)
     return Opened(path=path, family=name, config=config, source=source, side=side, is_declared=True)
+
+
+def _takes_images(family: str) -> bool:
+    return family in COMPOSITES and not COMPOSITES[family].text_only
+
+
+def _described(family: str, config: ModelConfig) -> str:
+    """For people: the model_type, and that of the language model in it."""
+    return f"{family} ({config.family})" if family in COMPOSITES else family
 
 
 def next_token_parameters(opened: Opened) -> list[Parameter]:
