@@ -7,13 +7,12 @@ from functools import partial
 from itertools import accumulate
 from math import prod
 
-import torch
 from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.models.family import Family
 from model_runtime.models.packages import family_named
-from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
+from model_runtime.quantized import QuantizedMatrix
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.latent_heads import latent_heads
 from model_runtime.weights.source import Index, Numbers, StoredTensor, TensorSource, read, whole
@@ -78,26 +77,8 @@ class Rows:
 
     def __init__(self, tensor: StoredTensor, rows: slice) -> None:
         self._tensor, self._rows = tensor, rows
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As in StoredTensor."""
-        return (self._rows.stop - self._rows.start, *self._tensor.shape[1:])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """As in StoredTensor."""
-        return self._tensor.dtype
-
-    @property
-    def file(self) -> str:
-        """As in StoredTensor."""
-        return self._tensor.file
-
-    @property
-    def format(self) -> QuantizedFormat | None:
-        """As in StoredTensor."""
-        return self._tensor.format
+        self.shape: tuple[int, ...] = (rows.stop - rows.start, *tensor.shape[1:])
+        self.dtype, self.file, self.format = tensor.dtype, tensor.file, tensor.format
 
     def read_quantized(self, index: Index) -> QuantizedMatrix:
         """As in StoredTensor."""
@@ -118,21 +99,8 @@ class Flat(Numbers):
 
     def __init__(self, tensor: StoredTensor) -> None:
         self._tensor = tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As in StoredTensor."""
-        return (prod(self._tensor.shape),)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """As in StoredTensor."""
-        return self._tensor.dtype
-
-    @property
-    def file(self) -> str:
-        """As in StoredTensor."""
-        return self._tensor.file
+        self.shape: tuple[int, ...] = (prod(tensor.shape),)
+        self.dtype, self.file = tensor.dtype, tensor.file
 
     def read_into(self, index: Index, target: Tensor) -> None:
         """As in StoredTensor; reads all."""
