@@ -102,7 +102,7 @@ def _exchange(
 
 
 def _numbers(table: list[Parameter]) -> int:
-    return sum(parameter.rows * (parameter.columns or 1) for parameter in table)
+    return sum(parameter.numbers for parameter in table)
 
 
 def load_model(

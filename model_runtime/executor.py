@@ -132,7 +132,7 @@ def load_runner(
     layout, opened, meter = ranks.mesh.layout, open_checkpoint(model_path), MemoryMeter(device)
     needs, pool = plan_rank(opened, layout, runtime, scheduler, device, plain_ops, budget)
     before = meter.used()
-    precision = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
+    precision = Precision.of(runtime)
     model = load_model(
         opened,
         ops,

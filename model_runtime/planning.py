@@ -69,8 +69,7 @@ class Outline:
         experts = self.opened.config.experts
         copies = 1 if experts is None else experts.num_experts
         decoder = sum(
-            sum(parameter.rows * (parameter.columns or 1) for parameter in group.alike)
-            * (copies if group.stand_for_all else 1)
+            sum(parameter.numbers for parameter in group.alike) * (copies if group.stand_for_all else 1)
             for group in self._groups
         )
         return decoder + (0 if self.opened.side is None else self.opened.side.num_parameters)
@@ -165,7 +164,7 @@ def rank_needs(
 ) -> RankNeeds:
     """Of the rank of `layout` that has `share`; blocks are as long as the device wants them. The budget decides how
     large images may be. Raises PlanError for an image cache that is too small."""
-    how = _precision(runtime)
+    how = Precision.of(runtime)
     weights = model.weights(share, how, ops)
     own = share.narrowed(model.opened.config)
     dtype = activation_dtype(device, weights.embedding, exact=not how.integer_rows)
@@ -211,7 +210,7 @@ def _draft_needs(
         raise PlanError(f"the speculation method {config.method} runs on CPU only; ngram and suffix run anywhere")
     if config.method == "mtp":
         groups = weight_groups(next_token_parameters(opened), opened.source, one_expert=False)
-        weights = planned_weights(groups, opened.source, needs.share, _precision(runtime), ops)
+        weights = planned_weights(groups, opened.source, needs.share, Precision.of(runtime), ops)
         return weights.total, next_token_block_bytes(needs.own, scheduler.block_size, needs.kv_type)
     if config.method == "self":
         return 0, 0
@@ -257,10 +256,6 @@ def _attends_plainly(
 def compute_threads(runtime: RuntimeConfig, ranks_here: int) -> int:
     """Of each of so many ranks of this machine."""
     return runtime.threads or max(1, usable_cores() // ranks_here)
-
-
-def _precision(runtime: RuntimeConfig) -> Precision:
-    return Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
 
 
 def _exchange_bytes(layout: Layout) -> int:

@@ -135,7 +135,7 @@ def _loaded(
     rank: Collectives,
     progress: Callable[[float], None],
 ) -> Product:
-    precision = Precision(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
+    precision = Precision.of(runtime)
     whole = runtime.enable_expert_parallel
     model = load_model(opened, ops, device, progress, positions, precision, collectives=rank, whole_experts=whole)
     return Product(

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from model_runtime.config import Quantization
+from model_runtime.config import Quantization, RuntimeConfig
 from model_runtime.device import give_back_memory
 from model_runtime.ops.registry import PANEL_ROWS, MatrixForm, Ops, PackedWeight
 from model_runtime.quantized import BLOCK, FORMS, QuantizedFormat, QuantizedMatrix, is_finite, quantize
@@ -64,6 +64,11 @@ class Precision:
     """Turn matrices of floats into integers."""
     integer_rows: bool = True
     """Quantise rows for products with matrices of integers; else those are expanded to float32."""
+
+    @classmethod
+    def of(cls, runtime: RuntimeConfig) -> "Precision":
+        """As configured."""
+        return cls(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
 
 
 EXACT = Precision(integer_rows=False)
@@ -207,7 +212,7 @@ def load_parameters(
         for parameter in table:
             if parameter.belongs_to(share):
                 _fill(parameters, parameter, _Part(parameter, source, share), ops, device, precision)
-            progress(parameter.rows * (parameter.columns or 1))
+            progress(parameter.numbers)
     except BaseException:
         parameters.matrices.clear()
         parameters.vectors.clear()

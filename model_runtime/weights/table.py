@@ -53,6 +53,11 @@ class Parameter:
         """N."""
         return sum(slot.rows for slot in self.slots)
 
+    @property
+    def numbers(self) -> int:
+        """N times K, or N of a vector."""
+        return self.rows * (1 if self.columns is None else self.columns)
+
     def is_in_stage(self, share: Share) -> bool:
         """Whether a rank's stage has it."""
         return self.layer is None or share.layers.start <= self.layer < share.layers.stop
