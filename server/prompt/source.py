@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_file import GgufValue, read_gguf
 from model_runtime.weights.json_file import read_json_if_any
+from server.prompt.byte_level import cased_words, cut_by
 from server.prompt.tiktoken_file import FILE as TIKTOKEN
 from server.prompt.tiktoken_file import read_tiktoken
 
@@ -25,15 +26,7 @@ _QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3_SPLIT = _QWEN2_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
-_ENDS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_LARGE, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_GPT4O_SPLIT = "|".join(
-    (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_LARGE}*{_SMALL}+{_ENDS}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_LARGE}+{_SMALL}*{_ENDS}",
-        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    )
-)
+_GPT4O_SPLIT = cased_words(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"\r\n/")
 _DIGITS_THEN_GPT2 = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 _GPT2 = ("gpt-2",)
 _LLAMA3 = ("llama3", "llama-v3", "llama-bpe")
@@ -78,7 +71,7 @@ def _from_folder(folder: Path) -> TokenizerSource:
 def _fast(folder: Path, config: dict[str, object]) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file() and (folder / TIKTOKEN).is_file():
-        return read_tiktoken(folder, config, byte_level_alphabet())
+        return read_tiktoken(folder, config)
     if not path.is_file():
         raise CheckpointError(
             f"{folder} has no tokenizer.json and no {TIKTOKEN}, and no other file of a tokenizer is read; transformers "
@@ -91,14 +84,6 @@ def _fast(folder: Path, config: dict[str, object]) -> tokenizers.Tokenizer:
     fast.no_truncation()
     fast.no_padding()
     return fast
-
-
-def byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte of GPT-2's byte-level spelling: printable Latin-1 stands for itself, the other 68 bytes for
-    U+0100, U+0101, ... in order (`bytes_to_unicode` in GPT-2's encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def _unflagged(fast: tokenizers.Tokenizer, named: list[str]) -> list[str]:
@@ -205,12 +190,7 @@ def _pre_tokenizer(path: Path, pre: GgufValue | None) -> pre_tokenizers.PreToken
     if split is None:
         known = ", ".join(_DIGITS_THEN_GPT2 + _GPT2 + _LLAMA3 + _QWEN2 + _GPT4O)
         raise CheckpointError(f"{path.name}: pre-tokenizer {pre!r} is not supported; known are {known}")
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(split), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    return cut_by(split)
 
 
 def _string_list(path: Path, metadata: dict[str, GgufValue], key: str) -> list[str]:

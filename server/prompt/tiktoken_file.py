@@ -13,32 +13,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models
 
 from model_runtime.weights.errors import CheckpointError
+from server.prompt.byte_level import byte_level_alphabet, cased_words, cut_by
 
 FILE = "tiktoken.model"
 KNOWN_CODE = ("tokenization_kimi.", "tokenization_moonshot.")
 NUM_SPECIAL = 256
 """Ids behind the last rank."""
-_ENDS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _LARGE, _SMALL = (rf"[{case}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for case in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
-SPLIT = "|".join(
-    (
-        r"[\p{Han}]+",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_LARGE}*{_SMALL}+{_ENDS}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_LARGE}+{_SMALL}*{_ENDS}",
-        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    )
-)
+SPLIT = r"[\p{Han}]+|" + cased_words(_LARGE, _SMALL, r"\r\n")
 """GPT-4o's, but that Chinese characters are apart, and a slash is no end of a line."""
 
 
-def read_tiktoken(folder: Path, config: Mapping[str, object], alphabet: Mapping[str, int]) -> tokenizers.Tokenizer:
-    """`config` is tokenizer_config.json, `alphabet` the byte of each character of the byte-level spelling. Raises
-    CheckpointError."""
+def read_tiktoken(folder: Path, config: Mapping[str, object]) -> tokenizers.Tokenizer:
+    """`config` is tokenizer_config.json. Raises CheckpointError."""
     _check_code(folder, config)
-    spelling = {byte: character for character, byte in alphabet.items()}
+    spelling = {byte: character for character, byte in byte_level_alphabet().items()}
     ranks = _ranks(folder / FILE)
 
     def spelled(token: bytes) -> str:
@@ -52,12 +44,7 @@ def read_tiktoken(folder: Path, config: Mapping[str, object], alphabet: Mapping[
         merges += [(spelled(left), spelled(right)) for left, right in known]
     vocabulary = {spelled(token): rank for token, rank in ranks.items()}
     fast = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
-    fast.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    fast.pre_tokenizer = cut_by(SPLIT)
     fast.decoder = decoders.ByteLevel()
     fast.add_special_tokens(_special(config, len(ranks)))
     return fast

@@ -16,7 +16,8 @@ import tokenizers
 
 from model_runtime.weights.errors import CheckpointError
 from scheduler.plan import ints
-from server.prompt.source import TokenizerSource, byte_level_alphabet, read_source
+from server.prompt.byte_level import byte_level_alphabet
+from server.prompt.source import TokenizerSource, read_source
 
 MARK = "\ufdd0"
 """A noncharacter (Unicode 23.7); begins every alias. Where a text spells an alias, its MARK gets an alias too, and it

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model_runtime.weights.errors import CheckpointError
-from server.prompt.source import byte_level_alphabet
+from server.prompt.byte_level import byte_level_alphabet
 from server.prompt.tokenizer import load_tokenizer
 from tests.server.tiny_tokenizers import trained_bpe
 
