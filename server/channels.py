@@ -8,7 +8,7 @@ process. Pure.
 import re
 from collections.abc import Iterator
 
-from server.reasoning import Kind, Piece
+from server.reasoning import Kind, Piece, begun
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -82,7 +82,7 @@ class ChannelSplitter:
     def _text(self, kind: Kind) -> Iterator[Piece]:
         places = [(place, mark) for mark in _BEHIND if (place := self._held.find(mark)) >= 0]
         if not places:
-            yield from self._take(kind, len(self._held) - _begun(self._held))
+            yield from self._take(kind, len(self._held) - max(begun(self._held, mark) for mark in _BEHIND))
             return
         place, mark = min(places)
         yield from self._take(kind, place)
@@ -94,12 +94,6 @@ class ChannelSplitter:
         taken, self._held = self._held[:size], self._held[size:]
         if taken:
             yield kind, taken
-
-
-def _begun(text: str) -> int:
-    """How much of the end may be the beginning of what follows a message's text."""
-    sizes = (size for mark in _BEHIND for size in range(1, len(mark)) if text.endswith(mark[:size]))
-    return max(sizes, default=0)
 
 
 def _agree(text: str, head: str) -> bool:

@@ -59,6 +59,12 @@ class Kind(Enum):
 Piece = tuple[Kind, str]
 
 
+def begun(text: str, mark: str) -> int:
+    """How many characters at the end of the text may be the beginning of the mark."""
+    longest = min(len(mark) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
+
+
 class ReasoningSplitter:
     """Splits one output; reasoning stands at its beginning or nowhere. Every character comes out once and in order, and
     the same however the text is cut into pushes. White space at the ends of the reasoning and before the content
@@ -130,9 +136,7 @@ class ReasoningSplitter:
 
     def _certain(self, mark: str) -> int:
         """Length of what is neither the beginning of the mark nor white space before it."""
-        longest = min(len(mark) - 1, len(self._held))
-        begun = next((size for size in range(longest, 0, -1) if self._held.endswith(mark[:size])), 0)
-        return len(self._held[: len(self._held) - begun].rstrip())
+        return len(self._held[: len(self._held) - begun(self._held, mark)].rstrip())
 
     def _skip_space(self) -> Iterator[Piece]:
         return self._take(Kind.MARK, len(self._held) - len(self._held.lstrip()))
