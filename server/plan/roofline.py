@@ -50,18 +50,14 @@ def _seconds(
     candidate: Candidate, fit: Fit, needs: RankNeeds, devices: Devices, tokens: int, context: int, sequences: int
 ) -> float:
     """Of a step of so many tokens, with so many keys before each, of so many sequences."""
-    speed, config, split = devices.speed, needs.own, candidate.split
+    speed, split = devices.speed, candidate.split
     assert speed.bandwidth is not None and speed.flops is not None, "rates of devices of unknown speed"
     # ranks on processors share what the machine has
     sharers = split.devices // devices.nodes if devices.kind == "cpu" else 1
     share = 1 / split.context
-    read = weights_read(needs, config, tokens) + sequences * share * keys_read(needs, context)
-    computed = tokens * share * (2 * active_numbers(needs, config) + attention_flops(needs, config, context))
+    read = weights_read(needs, tokens) + sequences * share * keys_read(needs, context)
+    computed = tokens * share * (2 * active_numbers(needs) + attention_flops(needs, context))
     return sharers * max(read / speed.bandwidth, computed / speed.flops) + _sending(candidate, needs, devices, tokens)
-
-
-def _is_head_here(needs: RankNeeds) -> bool:
-    return needs.own.has_output and needs.share.is_first_stage
 
 
 def _expert_share(config: ModelConfig, tokens: int) -> float:
@@ -71,29 +67,28 @@ def _expert_share(config: ModelConfig, tokens: int) -> float:
     return 1.0 - float(1.0 - config.experts.num_chosen / config.experts.num_experts) ** tokens
 
 
-def weights_read(needs: RankNeeds, config: ModelConfig, tokens: int) -> float:
+def weights_read(needs: RankNeeds, tokens: int) -> float:
     """Bytes of weights that a step reads: all but the embedding, unless it is the output matrix too, and experts that
     nobody chose."""
-    parts = needs.weights.parts
+    config, parts = needs.own, needs.weights.parts
     plain = sum(size for part, size in parts.items() if part not in ("embedding", "experts"))
-    tied = parts.get("embedding", 0) if config.tie_word_embeddings and _is_head_here(needs) else 0
+    tied = parts.get("embedding", 0) if config.tie_word_embeddings and config.has_output else 0
     return plain + tied + parts.get("experts", 0) * _expert_share(config, tokens)
 
 
-def active_numbers(needs: RankNeeds, config: ModelConfig) -> float:
+def active_numbers(needs: RankNeeds) -> float:
     """Numbers of matrices that a token is multiplied with; the output matrix as if every token were sampled."""
-    numbers = needs.weights.numbers
+    config, numbers = needs.own, needs.weights.numbers
     plain = sum(count for part, count in numbers.items() if part not in ("embedding", "experts"))
-    tied = numbers.get("embedding", 0) if config.tie_word_embeddings and _is_head_here(needs) else 0
+    tied = numbers.get("embedding", 0) if config.tie_word_embeddings and config.has_output else 0
     chosen = 0.0 if config.experts is None else config.experts.num_chosen / config.experts.num_experts
     return plain + tied + numbers.get("experts", 0) * chosen
 
 
-def _visible(needs: RankNeeds, config: ModelConfig, context: int) -> list[int]:
+def _visible(needs: RankNeeds, context: int) -> list[int]:
     """Keys that a query sees, of each layer of this rank that has some: one with a state has none."""
     own = slice(needs.share.layers.start, needs.share.layers.stop)
-    windows = config.sliding_windows[own]
-    has_state = needs.own.delta_layers
+    windows, has_state = needs.own.sliding_windows[own], needs.own.delta_layers
     return [
         min(context, window) if window else context
         for window, without in zip(windows, has_state, strict=True)
@@ -104,13 +99,13 @@ def _visible(needs: RankNeeds, config: ModelConfig, context: int) -> list[int]:
 def keys_read(needs: RankNeeds, context: int) -> float:
     """Bytes of the caches that a query of a sequence reads in all layers of a rank, if it has all of its keys."""
     block_tokens = needs.block_tokens // needs.layout.context_size
-    visible = _visible(needs, needs.own, context)
+    visible = _visible(needs, context)
     return needs.block_bytes / block_tokens / max(1, len(visible)) * sum(visible)
 
 
-def attention_flops(needs: RankNeeds, config: ModelConfig, context: int) -> float:
+def attention_flops(needs: RankNeeds, context: int) -> float:
     """Of a token's queries with keys and values, or with latent vectors in place of both."""
-    return 2.0 * config.num_heads * sum(_channels(config)) * sum(_visible(needs, config, context))
+    return 2.0 * needs.own.num_heads * sum(_channels(needs.own)) * sum(_visible(needs, context))
 
 
 def _channels(config: ModelConfig) -> tuple[int, int]:

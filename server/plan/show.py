@@ -24,11 +24,9 @@ def as_text(
     """The command line first, then what its fullest rank takes, then the other ways."""
     lines = [*_about(name, model, devices, asked), ""]
     chosen = recommended(found, devices, asked)
-    if chosen is not None:
-        lines += [f"  {command_line(name, chosen, asked)}", ""]
-    else:
-        lines += [*_nothing_fits(found, devices, asked), ""]
     shown = chosen or nearest(found, devices, asked)
+    lines += [*_nothing_fits(shown)] if chosen is None else [f"  {command_line(name, chosen, asked)}"]
+    lines.append("")
     if shown is not None and shown.fit is not None:
         lines += [*_rank(shown, shown.fit), ""]
     rows = list(found) if show_all else shortest(found, devices, asked)
@@ -89,8 +87,7 @@ def command_line(name: str, candidate: Candidate, asked: Asked) -> str:
     return " ".join(["firstlight serve", shlex.quote(served), *flags])
 
 
-def _nothing_fits(found: Sequence[Candidate], devices: Devices, asked: Asked) -> Iterator[str]:
-    closest = nearest(found, devices, asked)
+def _nothing_fits(closest: Candidate | None) -> Iterator[str]:
     if closest is None:
         yield "No layout can divide this model among these devices."
         return
