@@ -62,7 +62,7 @@ class FakeServer:
                 served = Served(head.split()[1].decode(), body, time.perf_counter())
                 self.served.append(served)
                 await self._answer(served, writer)
-                if self.kind in ("broken", "until-close"):
+                if self.kind in ("broken", "until-close") and served.body.get("stream"):
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
             return
