@@ -88,8 +88,8 @@ def _types(parameters: Parameters, device: torch.device, precision: Precision) -
     """Of hidden states, and of keys and values. A later stage, which is on CPU, has no embedding to look at."""
     embedding = parameters.matrices.get("embedding")
     stored = None if embedding is None or embedding.quantized else embedding.data.dtype
-    dtype = activation_dtype(device, stored, exact=not precision.integer_rows)
-    return dtype, usual_kv_dtype(dtype, parameters.integer_rows)
+    dtype = activation_dtype(device, stored, exact=not precision.row_bits)
+    return dtype, usual_kv_dtype(dtype, integer_rows=parameters.row_bits > 0)
 
 
 def _exchange(

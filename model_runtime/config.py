@@ -20,6 +20,7 @@ def cache_dir() -> Path:
 
 
 Quantization = Literal["none", "int8", "int4"]
+ActivationDtype = Literal["auto", "float32"]
 KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
 MAX_THREADS = 1024
@@ -80,7 +81,7 @@ class RuntimeConfig:
             "embedding and output matrix 8 bits); integers of a GGUF file are kept as they are"
         },
     )
-    activation_dtype: Literal["auto", "float32"] = field(
+    activation_dtype: ActivationDtype = field(
         default="auto",
         metadata={
             "help": "what is multiplied with matrices; auto: beside integers rows quantised to 16 bits in blocks of "

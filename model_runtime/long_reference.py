@@ -16,6 +16,6 @@ def reference_decoder(path: Path, quantization: Quantization, positions: int) ->
     """Without rounding of rows. Raises CheckpointError."""
     device = torch.device("cpu")
     ops = load_ops(device, "reference")
-    exact = Precision(quantization=quantization, integer_rows=False)
+    exact = Precision(quantization=quantization, row_bits=0)
     model = load_model(path, ops, device, lambda fraction: None, positions, exact)
     return Decoder(model.config, model.decoder.parameters, ops, device, positions, torch.float64)

@@ -13,6 +13,7 @@ import torch
 
 from model_runtime.image_side import ImageSide
 from model_runtime.ops.registry import Ops
+from model_runtime.quantized import RowBits, fewest_row_bits
 from model_runtime.share import Share
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.load import Precision, matrix_form
@@ -58,7 +59,7 @@ class PlannedWeights:
     """Numbers of matrices."""
     embedding: torch.dtype | None
     """The type of the embedding's floats; None: it is made of integers, or in another stage."""
-    integer_rows: bool
+    row_bits: RowBits
     """As in `Parameters`."""
 
     @property
@@ -102,7 +103,8 @@ def planned_weights(
     """What a rank will have of a decoder."""
     parts: dict[WeightPart, int] = {}
     numbers: dict[WeightPart, int] = {}
-    embedding, integer_rows = None, False
+    embedding: torch.dtype | None = None
+    row_bits: set[RowBits] = set()
     for group in groups:
         if not (count := group.count(share)):
             continue
@@ -113,12 +115,13 @@ def planned_weights(
             continue
         form = matrix_form(example, source, share, how)
         packed = ops.empty_matrix(form, META)
-        integer_rows |= packed.integer_rows
+        row_bits.add(packed.row_bits)
         if group.part == "embedding" and packed.quantized is None:
             embedding = packed.data.dtype
         parts[group.part] = parts.get(group.part, 0) + count * packed.num_bytes
         numbers[group.part] = numbers.get(group.part, 0) + count * form.num_rows * form.num_columns
-    return PlannedWeights(parts=parts, numbers=numbers, embedding=embedding, integer_rows=integer_rows)
+    fewest = fewest_row_bits(row_bits)
+    return PlannedWeights(parts=parts, numbers=numbers, embedding=embedding, row_bits=fewest)
 
 
 def vision_bytes(side: ImageSide) -> dict[WeightPart, int]:

@@ -167,8 +167,8 @@ def rank_needs(
     how = Precision.of(runtime)
     weights = model.weights(share, how, ops)
     own = share.narrowed(model.opened.config)
-    dtype = activation_dtype(device, weights.embedding, exact=not how.integer_rows)
-    kv_type = storage_type(runtime.kv_cache_dtype, usual_kv_dtype(dtype, weights.integer_rows))
+    dtype = activation_dtype(device, weights.embedding, exact=not how.row_bits)
+    kv_type = storage_type(runtime.kv_cache_dtype, usual_kv_dtype(dtype, integer_rows=weights.row_bits > 0))
     threads = compute_threads(runtime, len(runtime.own_ranks)) if is_compiled(ops) else None
     has_scores = _attends_plainly(own, scheduler, ops, dtype, kv_type)
     images, largest = None, 0

@@ -7,7 +7,7 @@ Neighbouring numbers of a row, a block, share a scale. Those of GGUF are laid ou
 Legend: N rows, K columns, R bytes of a row, B blocks, X numbers of a block, 32 of those that rows share.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -21,9 +21,11 @@ QuantizedFormat = Literal["q8_0", "q4_0", "q4_1", "q4_z", "mxfp4", "q4_k", "q6_k
 
 BLOCK = 32
 """Numbers that share a scale in most formats, and in rows that are quantised for a product."""
-LARGEST_IN_ROW = 127 * 256
-"""What the largest number of a block of a row becomes for a product: 16 bits. Rows of 8 bits would cost far more
-accuracy than weights of 8 bits do, and change the embedded model's answers."""
+RowBits = Literal[0, 8, 16]
+"""Of the integers that rows become for a product with a matrix of integers; 0: they stay floats."""
+LARGEST_IN_ROW: Mapping[RowBits, int] = MappingProxyType({8: 127, 16: 127 * 256})
+"""What the largest number of a block of a row becomes for a product. Rows of 8 bits cost far more accuracy than weights
+of 8 bits do, and change the embedded model's answers."""
 E4M3_NAN = 127
 """The lower seven bits of what is no number."""
 
@@ -179,10 +181,15 @@ def _codes(numbers: Tensor, scale: Tensor, largest: int) -> Tensor:
     return codes.clamp_(-largest - 1, largest).to(torch.int8)
 
 
-def quantize_rows(x_TK: Tensor) -> Tensor:
+def fewest_row_bits(bits: Iterable[RowBits]) -> RowBits:
+    """Of rows for several matrices; 0 where none are quantised."""
+    return min((each for each in bits if each), default=0)
+
+
+def quantize_rows(x_TK: Tensor, bits: RowBits) -> Tensor:
     """[T, K] in the type of x: what rows become that are quantised for a product, in blocks of 32 whose float32 scale
     is the largest number / LARGEST_IN_ROW: integers times scale. Not finite where a block is not."""
     blocks = x_TK.float().reshape(x_TK.shape[0], -1, BLOCK)
-    scale = blocks.abs().amax(dim=-1, keepdim=True) / LARGEST_IN_ROW
+    scale = blocks.abs().amax(dim=-1, keepdim=True) / LARGEST_IN_ROW[bits]
     codes = (blocks * (1 / scale)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).round_()
     return (codes.to(x_TK.dtype) * scale.to(x_TK.dtype)).view(x_TK.shape)

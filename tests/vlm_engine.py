@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.caches import Caches
-from model_runtime.config import RuntimeConfig, RuntimeInfo
+from model_runtime.config import ActivationDtype, RuntimeConfig, RuntimeInfo
 from model_runtime.executor import load_executor
 from model_runtime.runner import LanguageModel
 from scheduler.config import SchedulerConfig
@@ -126,7 +126,7 @@ class Engine:
         encoder_cache_bytes: int = 2**20,
         num_kv_blocks: int = 256,
         threads: int = 1,
-        activation_dtype: Literal["auto", "float32"] = "auto",
+        activation_dtype: ActivationDtype = "auto",
     ) -> None:
         runtime = RuntimeConfig(
             activation_dtype=activation_dtype,

@@ -138,7 +138,7 @@ def _copied(value: Any) -> Any:
 
 def calls_of(path: Path, product: Product, prompts: Prompts) -> tuple[list[Call], Decoder]:
     """In float64 on CPU, with the decoder that made them."""
-    precision = Precision(quantization=product.quantization, integer_rows=False)  # type: ignore[arg-type]
+    precision = Precision(quantization=product.quantization, row_bits=0)  # type: ignore[arg-type]
     ops, device = select("any"), torch.device("cpu")
     plain = copy.copy(load_model(path, ops, device, lambda fraction: None, product.positions, precision).decoder)
     capture = _Capture()

@@ -62,8 +62,8 @@ class Product:
     def precisions(self) -> Precisions:
         """In which it computes."""
         hidden = self.decoder.dtype
-        integer_rows = self.decoder.parameters.integer_rows
-        rows, is_summed = torch.int16 if integer_rows else hidden, self.decoder.share.size > 1
+        rows = {0: hidden, 8: torch.int8, 16: torch.int16}[self.decoder.parameters.row_bits]
+        is_summed = self.decoder.share.size > 1
         return Precisions(hidden=hidden, rows=rows, cache=self.kv_type, is_summed=is_summed)
 
     def allocate(self, num_blocks: int, num_states: int = 1) -> Caches:

@@ -50,7 +50,7 @@ def load_filled(path: Path, config: ModelConfig, quantization: Quantization) -> 
 
     model = _made(path, make)
     device = torch.device("cpu")
-    precision = Precision(quantization=quantization, integer_rows=False)
+    precision = Precision(quantization=quantization, row_bits=0)
     loaded = load_model(path, select("any"), device, lambda fraction: None, None, precision)
     if loaded.vision is not None:
         raise CheckpointError("weights of models with images are not compared as integers")

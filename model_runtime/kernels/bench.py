@@ -51,7 +51,7 @@ def pack(ops: Ops, weight: Tensor, stored: torch.dtype | QuantizedFormat) -> Pac
     """The weight as `stored`; integers are multiplied with rows of integers."""
     if isinstance(stored, torch.dtype):
         return ops.pack(weight.to(stored))
-    return ops.pack_quantized(quantize(weight, stored), True)
+    return ops.pack_quantized(quantize(weight, stored), 16)
 
 
 def bench_linear(ops: Ops, rows: int, n: int, k: int, stored: torch.dtype | QuantizedFormat) -> None:

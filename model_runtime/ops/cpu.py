@@ -50,7 +50,7 @@ def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
     lays them out; for products with rows as they are floats, since expanding integers for every product would take
     longer than the product."""
     num_panels, quantized = -(-form.num_rows // PANEL_ROWS), None
-    if isinstance(form.stored, torch.dtype) or not (form.integer_rows or FORMS[form.stored].are_floats):
+    if isinstance(form.stored, torch.dtype) or not (form.row_bits or FORMS[form.stored].are_floats):
         dtype = form.stored if isinstance(form.stored, torch.dtype) else FORMS[form.stored].exact_in
         assert dtype in STORAGE, f"cannot pack {dtype}"
         data = torch.empty(num_panels, form.num_columns, PANEL_ROWS, dtype=dtype, device=device)
@@ -64,7 +64,7 @@ def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
         num_rows=form.num_rows,
         num_columns=form.num_columns,
         quantized=quantized,
-        integer_rows=quantized is not None and not FORMS[quantized].are_floats,
+        row_bits=0 if quantized is None or FORMS[quantized].are_floats else form.row_bits,
     )
 
 

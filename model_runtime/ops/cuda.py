@@ -54,7 +54,7 @@ def is_plain(scoring: Scoring) -> bool:
 @register("empty_matrix", "cuda")
 def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
     """The matrix as it is. Rows are never quantised: without a kernel for integers it would cost time and save none."""
-    return empty_matrix_reference(replace(form, integer_rows=False), device)
+    return empty_matrix_reference(replace(form, row_bits=0), device)
 
 
 @register("linear", "cuda")

@@ -22,12 +22,13 @@ def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
     quantized = None if isinstance(form.stored, torch.dtype) else form.stored
     width = form.num_columns if quantized is None else row_bytes(quantized, form.num_columns)
     dtype = form.stored if isinstance(form.stored, torch.dtype) else torch.uint8
+    is_integers = quantized is not None and not FORMS[quantized].are_floats
     return PackedWeight(
         data=torch.empty(form.num_rows, width, dtype=dtype, device=device),
         num_rows=form.num_rows,
         num_columns=form.num_columns,
         quantized=quantized,
-        integer_rows=form.integer_rows and quantized is not None and not FORMS[quantized].are_floats,
+        row_bits=form.row_bits if is_integers else 0,
     )
 
 
@@ -52,8 +53,8 @@ def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
     wide = wide_type(x_TK.dtype)
     bias = None if bias_N is None else bias_N.to(wide)
     rows_TK = x_TK.to(wide)
-    if weight.quantized is not None and weight.integer_rows:
-        rows_TK = quantize_rows(rows_TK)
+    if weight.row_bits:
+        rows_TK = quantize_rows(rows_TK, weight.row_bits)
     return torch.nn.functional.linear(rows_TK, expanded(weight, weight.data).to(wide), bias).to(x_TK.dtype)
 
 

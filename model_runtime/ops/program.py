@@ -112,7 +112,7 @@ class LayerProgram:
 def layer_program(layers: Sequence[DenseLayer], collectives: Collectives, sharers: Collectives) -> LayerStack | None:
     """Every layer in one call, unless ranks would have to meet outside of it, rows for attention and for the
     feed-forward block beside it would be of two kinds, or sinks would have to be merged."""
-    if any(layer.parallel and layer.qkv.weight.integer_rows != layer.gate_up.weight.integer_rows for layer in layers):
+    if any(layer.parallel and layer.qkv.weight.row_bits != layer.gate_up.weight.row_bits for layer in layers):
         return None
     if sharers.size > 1 and any(layer.scoring.sinks_H is not None for layer in layers):
         return None

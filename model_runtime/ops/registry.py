@@ -24,7 +24,7 @@ from model_runtime.caches import Caches
 from model_runtime.kv_store import KVLayer
 from model_runtime.latent_store import LatentLayer
 from model_runtime.parallel import Collectives
-from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
+from model_runtime.quantized import QuantizedFormat, QuantizedMatrix, RowBits
 from model_runtime.state_store import StateLayer
 from scheduler.plan import RowLogprobs, SampleRows, ScoreRows
 
@@ -44,7 +44,7 @@ class MatrixForm:
     num_columns: int
     stored: torch.dtype | QuantizedFormat
     """Floats of a type, or integers of a format."""
-    integer_rows: bool = False
+    row_bits: RowBits = 0
     """As in PackedWeight, for a matrix of integers."""
 
 
@@ -60,8 +60,8 @@ class PackedWeight:
     """K: input features."""
     quantized: QuantizedFormat | None = None
     """The format of integers; None: the dtype of `data` says how numbers are stored."""
-    integer_rows: bool = False
-    """Whether rows are quantised before a product (`quantized.LARGEST_IN_ROW`); only for a matrix of integers."""
+    row_bits: RowBits = 0
+    """Of the integers that rows become before a product (`quantized.quantize_rows`); 0: none, as beside floats."""
 
     @property
     def num_bytes(self) -> int:
@@ -260,9 +260,9 @@ class Ops:
         self.fill_rows(packed, 0, weight_NK)
         return packed
 
-    def pack_quantized(self, matrix: QuantizedMatrix, integer_rows: bool) -> PackedWeight:
-        """A matrix of integers, where it is; `integer_rows` as in PackedWeight."""
-        form = MatrixForm(matrix.num_rows, matrix.num_columns, matrix.format, integer_rows)
+    def pack_quantized(self, matrix: QuantizedMatrix, row_bits: RowBits) -> PackedWeight:
+        """A matrix of integers, where it is; `row_bits` as in PackedWeight."""
+        form = MatrixForm(matrix.num_rows, matrix.num_columns, matrix.format, row_bits)
         packed = self.empty_matrix(form, matrix.data_NR.device)
         self.fill_rows(packed, 0, matrix)
         return packed

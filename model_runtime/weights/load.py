@@ -12,10 +12,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from model_runtime.config import Quantization, RuntimeConfig
+from model_runtime.config import ActivationDtype, Quantization, RuntimeConfig
 from model_runtime.device import give_back_memory
 from model_runtime.ops.registry import PANEL_ROWS, MatrixForm, Ops, PackedWeight
-from model_runtime.quantized import BLOCK, FORMS, QuantizedFormat, QuantizedMatrix, is_finite, quantize
+from model_runtime.quantized import BLOCK, FORMS, QuantizedFormat, QuantizedMatrix, RowBits, is_finite, quantize
 from model_runtime.share import Share
 from model_runtime.weights.errors import AGAIN, CheckpointError
 from model_runtime.weights.source import Index, StoredTensor, TensorSource, check_finite, check_float
@@ -56,22 +56,26 @@ def check_keys(table: list[Parameter], source: TensorSource, ignorable: Callable
                 raise CheckpointError(f"{slot.key} has shape {list(actual)}; the architecture needs {list(expected)}")
 
 
+ROW_BITS: Mapping[ActivationDtype, RowBits] = MappingProxyType({"auto": 16, "float32": 0})
+"""Of rows for products with matrices of integers, as configured."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
     """How a decoder's matrices are kept and multiplied."""
 
     quantization: Quantization = "none"
     """Turn matrices of floats into integers."""
-    integer_rows: bool = True
-    """Quantise rows for products with matrices of integers; else those are expanded to float32."""
+    row_bits: RowBits = 16
+    """What rows are quantised to for products with matrices of integers; 0: not, and those are expanded to float32."""
 
     @classmethod
     def of(cls, runtime: RuntimeConfig) -> "Precision":
         """As configured."""
-        return cls(quantization=runtime.quantization, integer_rows=runtime.activation_dtype == "auto")
+        return cls(quantization=runtime.quantization, row_bits=ROW_BITS[runtime.activation_dtype])
 
 
-EXACT = Precision(integer_rows=False)
+EXACT = Precision(row_bits=0)
 """Every number as the checkpoint has it."""
 
 _TARGETS: Mapping[Quantization, Mapping[int, QuantizedFormat]] = MappingProxyType(
@@ -162,9 +166,9 @@ def _check_scales(key: str, tensor: StoredTensor, matrix: QuantizedMatrix) -> No
 def _form(part: _Part, how: Precision, fewest_bits: int) -> MatrixForm:
     """As the file has it, unless floats are to become integers."""
     target = None if part.num_columns % BLOCK else _TARGETS[how.quantization].get(fewest_bits)
-    expanded = MIXED if part.is_mixed and how.integer_rows else part.dtype
+    expanded = MIXED if part.is_mixed and how.row_bits else part.dtype
     stored = part.format or target or expanded
-    return MatrixForm(part.num_rows, part.num_columns, stored, how.integer_rows)
+    return MatrixForm(part.num_rows, part.num_columns, stored, how.row_bits)
 
 
 def matrix_form(parameter: Parameter, source: TensorSource, share: Share, how: Precision) -> MatrixForm:

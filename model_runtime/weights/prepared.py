@@ -155,13 +155,13 @@ def _tensors(parameters: Parameters) -> dict[str, Tensor]:
 
 
 def _header(parameters: Parameters) -> dict[str, list[object]]:
-    """By name: dtype, shape and offset of a tensor; of a matrix also rows, columns, integer format, integer_rows."""
+    """By name: dtype, shape and offset of a tensor; of a matrix also rows, columns, integer format, row_bits."""
     header: dict[str, list[object]] = {}
     offset = 0
     for name, tensor in _tensors(parameters).items():
         header[name] = [DTYPES[tensor.dtype], list(tensor.shape), offset]
         if (matrix := parameters.matrices.get(name)) is not None:
-            header[name] += [matrix.num_rows, matrix.num_columns, matrix.quantized, matrix.integer_rows]
+            header[name] += [matrix.num_rows, matrix.num_columns, matrix.quantized, matrix.row_bits]
         offset += _padded(tensor.nbytes)
     return header
 
@@ -228,9 +228,9 @@ def _open(path: Path, *, shared: bool) -> Parameters:
         count = math.prod(shape) * dtypes[dtype].itemsize
         tensor = data[offset : offset + count].view(dtypes[dtype]).view(shape)
         if packed:
-            rows, columns, quantized, integer_rows = packed
+            rows, columns, quantized, row_bits = packed
             parameters.matrices[name] = PackedWeight(
-                data=tensor, num_rows=rows, num_columns=columns, quantized=quantized, integer_rows=integer_rows
+                data=tensor, num_rows=rows, num_columns=columns, quantized=quantized, row_bits=row_bits
             )
         else:
             parameters.vectors[name] = tensor

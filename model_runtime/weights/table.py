@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from model_runtime.ops.registry import Linear, PackedWeight
+from model_runtime.quantized import RowBits, fewest_row_bits
 from model_runtime.share import Axis, Share
 
 
@@ -119,9 +120,9 @@ class Parameters:
         return Linear(self.matrices[f"{name}.weight"], self.vectors.get(f"{name}.bias"))
 
     @property
-    def integer_rows(self) -> bool:
-        """Whether rows are quantised for products with one of the matrices."""
-        return any(matrix.integer_rows for matrix in self.matrices.values())
+    def row_bits(self) -> RowBits:
+        """The fewest that rows are quantised to for products with one of the matrices; 0: none are."""
+        return fewest_row_bits(matrix.row_bits for matrix in self.matrices.values())
 
     @property
     def num_bytes(self) -> int:

@@ -90,7 +90,7 @@ def compute(config: ServeConfig, wanted: ContextWanted, told: Callable[[float, s
         chunk=chunk,
         room=room,
         is_exact=is_compiled(product.decoder.ops),
-        is_rounded=product.decoder.parameters.integer_rows or product.kv_type.itemsize < FLOAT_BYTES,
+        is_rounded=product.decoder.parameters.row_bits > 0 or product.kv_type.itemsize < FLOAT_BYTES,
         base_bytes=base,
         block_bytes=block_bytes,
         block_size=block_size,

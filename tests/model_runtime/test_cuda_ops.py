@@ -42,7 +42,7 @@ def test_linear(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -
 
 def test_integers_are_expanded_and_rows_are_never_quantised(device: torch.device) -> None:
     x, matrix = randn(5, 64, seed=1), quantize(randn(40, 64, seed=2), "q4_0")
-    packed = OPS.pack_quantized(replace(matrix, data_NR=matrix.data_NR.to(device)), True)
+    packed = OPS.pack_quantized(replace(matrix, data_NR=matrix.data_NR.to(device)), 16)
     assert_close(OPS.linear(x.to(device), packed, None), x.double() @ dequantize(matrix).double().T, 1e-6)
     ids = torch.tensor([3, 39, 3], dtype=torch.int32)
     assert torch.equal(OPS.embedding(ids.to(device), packed).cpu(), dequantize(matrix)[ids])

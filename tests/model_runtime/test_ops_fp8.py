@@ -22,8 +22,8 @@ def matrix(n: int, k: int) -> QuantizedMatrix:
 @pytest.mark.parametrize(("n", "k"), [(1, 128), (40, 256), (75, 640)])
 def test_product(n: int, k: int) -> None:
     ops, m, bias = compiled(), matrix(n, k), randn(n, seed=1)
-    weight, exact = ops.pack_quantized(m, True), EXACT.pack_quantized(m, True)
-    assert weight.quantized == "fp8" and not weight.integer_rows
+    weight, exact = ops.pack_quantized(m, 16), EXACT.pack_quantized(m, 16)
+    assert weight.quantized == "fp8" and not weight.row_bits
     for rows in (1, 2, 3, 4, 5, 12, 13, 24, 31, 70):
         x = randn(rows, k, seed=rows)
         assert_close(ops.linear(x, weight, None), EXACT.linear(x.double(), exact, None), 1e-6)
@@ -35,7 +35,7 @@ def test_every_number_is_what_the_format_defines() -> None:
     codes[codes % 128 == 127] = 0
     m = join_blocks("fp8", (torch.tensor([[3.0], [2.0**-130]]),), codes)
     ids = torch.tensor([1, 0], dtype=torch.int32)
-    found = compiled().embedding(ids, compiled().pack_quantized(m, False))
+    found = compiled().embedding(ids, compiled().pack_quantized(m, 0))
     expected = codes.view(torch.float8_e4m3fn).float() * torch.tensor([[3.0], [2.0**-130]])
     assert torch.equal(found, expected[ids])
     assert torch.equal(dequantize(m), expected)
@@ -47,7 +47,7 @@ def test_every_number_is_what_the_format_defines() -> None:
 
 def test_a_row_is_the_same_in_every_batch() -> None:
     ops, before, x, bias = compiled(), torch.get_num_threads(), randn(300, 512, seed=3), randn(70, seed=4)
-    weight = ops.pack_quantized(matrix(70, 512), True)
+    weight = ops.pack_quantized(matrix(70, 512), 16)
     alone = torch.cat([ops.linear(x[i : i + 1], weight, bias) for i in range(len(x))])
     for threads in (1, 2, 3):
         set_threads(threads)

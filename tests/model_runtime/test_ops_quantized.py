@@ -51,7 +51,7 @@ def columns(form: QuantizedFormat, wanted: int) -> int:
 def test_product(form: QuantizedFormat, n: int, blocks: int) -> None:
     k = columns(form, 32 * blocks)
     ops, m, bias = compiled(), matrix(form, n, k), randn(n, seed=1)
-    weight, exact = ops.pack_quantized(m, True), EXACT.pack_quantized(m, True)
+    weight, exact = ops.pack_quantized(m, 16), EXACT.pack_quantized(m, 16)
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 70):
         x = randn(rows, k, seed=rows)
         assert_close(ops.linear(x, weight, None), EXACT.linear(x.double(), exact, None), 1e-6)
@@ -68,14 +68,14 @@ def test_with_float_rows_the_product_is_that_of_the_expanded_matrix(form: Quanti
         randn(rows, columns(form, 96), seed=2),
     )
     expanded = ops.linear(x, ops.pack(dequantize(m)), bias)
-    assert torch.equal(ops.linear(x, ops.pack_quantized(m, False), bias), expanded)
+    assert torch.equal(ops.linear(x, ops.pack_quantized(m, 0), bias), expanded)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_embedding_is_what_the_format_defines(form: QuantizedFormat) -> None:
     ops, m = compiled(), matrix(form, 75, columns(form, 96))
     ids = torch.tensor([0, 74, 16, 16, 31], dtype=torch.int32)
-    assert torch.equal(ops.embedding(ids, ops.pack_quantized(m, True)), dequantize(m)[ids])
+    assert torch.equal(ops.embedding(ids, ops.pack_quantized(m, 16)), dequantize(m)[ids])
 
 
 def test_every_number_of_mxfp4_with_the_least_and_largest_exponents() -> None:
@@ -85,7 +85,7 @@ def test_every_number_of_mxfp4_with_the_least_and_largest_exponents() -> None:
     assert one[:8].tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6] and torch.equal(one[8:16], -one[:8])
     assert torch.equal(least.double(), one.double() * 2.0**-126)
     assert torch.equal(largest.double(), one.double() * 2.0**125)
-    assert torch.equal(compiled().embedding(ids, compiled().pack_quantized(m, True)), dequantize(m))
+    assert torch.equal(compiled().embedding(ids, compiled().pack_quantized(m, 16)), dequantize(m))
     assert is_finite(m)
     assert not is_finite(join_blocks("mxfp4", (torch.tensor([253], dtype=torch.uint8),), codes[:1]))
 
@@ -98,7 +98,7 @@ def test_a_row_is_the_same_in_every_batch(form: QuantizedFormat) -> None:
         randn(300, columns(form, 544), seed=3),
         randn(70, seed=4),
     )
-    weight = ops.pack_quantized(matrix(form, 70, columns(form, 544)), True)
+    weight = ops.pack_quantized(matrix(form, 70, columns(form, 544)), 16)
     alone = torch.cat([ops.linear(x[i : i + 1], weight, bias) for i in range(len(x))])
     for threads in (1, 2, 3):
         set_threads(threads)
@@ -120,8 +120,8 @@ def test_rows_at_the_ends_of_the_range(form: QuantizedFormat, rows: int) -> None
     x[2], x[3] = 3.0, -3.0
     x[4] = 1e-42
     x[5] *= 1e-30
-    exact = EXACT.linear(x.double(), EXACT.pack_quantized(m, True), None)
-    out = ops.linear(x, ops.pack_quantized(m, True), None)
+    exact = EXACT.linear(x.double(), EXACT.pack_quantized(m, 16), None)
+    out = ops.linear(x, ops.pack_quantized(m, 16), None)
     for row in range(rows):
         assert (out[row].double() - exact[row]).abs().max() <= 1e-6 * exact[row].abs().max() + 1e-40
     assert not out[0].any()
@@ -133,6 +133,6 @@ def test_rows_at_the_ends_of_the_range(form: QuantizedFormat, rows: int) -> None
 def test_a_row_that_is_not_finite_gives_nothing_finite(form: QuantizedFormat, rows: int, broken: float) -> None:
     ops, m, x = compiled(), matrix(form, 40, columns(form, 64)), randn(rows, columns(form, 64))
     x[1, 40] = broken
-    out = ops.linear(x, ops.pack_quantized(m, True), None)
+    out = ops.linear(x, ops.pack_quantized(m, 16), None)
     assert not out[1].isfinite().any()
     assert out[[0, *range(2, rows)]].isfinite().all()

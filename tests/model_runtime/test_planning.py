@@ -23,7 +23,7 @@ from tests.model_runtime.test_quantized import STORED, write_quantized
 from tests.vlm import make_vlm
 
 SIZES = ((1, 1, 1), (2, 1, 2))
-PRECISIONS = (Precision(), Precision(quantization="int8"), Precision(quantization="int4", integer_rows=False))
+PRECISIONS = (Precision(), Precision(quantization="int8"), Precision(quantization="int4", row_bits=0))
 
 
 def make(folder: Path, name: str) -> Path:
@@ -56,7 +56,7 @@ def test_weights_take_what_is_planned(name: str, tmp_path: Path) -> None:
                 for how, ops in [*ways, (PRECISIONS[0], select("cuda"))]:
                     planned, found = model.weights(share, how, ops), loaded(model, share, how, ops)
                     assert planned.total == found.num_bytes, (sizes, whole, share.rank, how)
-                    assert planned.integer_rows == found.integer_rows
+                    assert planned.row_bits == found.row_bits
 
 
 @pytest.mark.parametrize("name", DRAWS)

@@ -36,7 +36,7 @@ class Maker:
         matrices = {
             "floats": ops.pack(randn(40, 64, seed=1)),
             "brain": ops.pack(randn(33, 64, seed=2).bfloat16()),
-            "ints": ops.pack_quantized(quantize(randn(50, 64, seed=3), "q8_0"), True),
+            "ints": ops.pack_quantized(quantize(randn(50, 64, seed=3), "q8_0"), 16),
         }
         return Parameters(matrices, {"norm": randn(7, seed=4)})
 
@@ -63,8 +63,8 @@ def assert_equal(found: Parameters, expected: Parameters) -> None:
     assert found.matrices.keys() == expected.matrices.keys()
     for name, matrix in expected.matrices.items():
         other = found.matrices[name]
-        facts = (matrix.num_rows, matrix.num_columns, matrix.quantized, matrix.integer_rows)
-        assert (other.num_rows, other.num_columns, other.quantized, other.integer_rows) == facts
+        facts = (matrix.num_rows, matrix.num_columns, matrix.quantized, matrix.row_bits)
+        assert (other.num_rows, other.num_columns, other.quantized, other.row_bits) == facts
         assert other.data.dtype == matrix.data.dtype and torch.equal(other.data, matrix.data)
     assert torch.equal(found.vectors["norm"], expected.vectors["norm"])
 

@@ -91,7 +91,7 @@ def parameter_of(parameter: Parameter, seed: int) -> Tensor:
 def packed(ops: Ops, weight: Tensor, storage: str) -> PackedWeight:
     match storage:
         case "q8_0" | "q4_0":
-            return ops.pack_quantized(quantize(weight, storage), True)
+            return ops.pack_quantized(quantize(weight, storage), 16)
         case _:
             return ops.pack(weight.to({"float32": torch.float32, "bfloat16": torch.bfloat16}[storage]))
 

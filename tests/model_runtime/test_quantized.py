@@ -18,6 +18,7 @@ from model_runtime.quantized import (
     LARGEST_IN_ROW,
     QuantizedFormat,
     QuantizedMatrix,
+    RowBits,
     dequantize,
     quantize,
     quantize_rows,
@@ -60,13 +61,14 @@ def test_numbers_are_rounded_to_the_nearest_step(quantized: QuantizedFormat) -> 
     assert not dequantize(matrix)[2].any()
 
 
-def test_rows_for_a_product() -> None:
+@pytest.mark.parametrize("bits", LARGEST_IN_ROW)
+def test_rows_for_a_product(bits: RowBits) -> None:
     x = torch.cat((randn(3, 64, seed=1), torch.zeros(1, 64), torch.full((1, 64), 1e-30)))
-    steps = x.view(5, 2, 32).abs().amax(-1, keepdim=True) / LARGEST_IN_ROW
-    assert ((quantize_rows(x).view(5, 2, 32) - x.view(5, 2, 32)).abs() <= 0.5001 * steps).all()
+    steps = x.view(5, 2, 32).abs().amax(-1, keepdim=True) / LARGEST_IN_ROW[bits]
+    assert ((quantize_rows(x, bits).view(5, 2, 32) - x.view(5, 2, 32)).abs() <= 0.5001 * steps).all()
     for broken in (torch.nan, torch.inf, -torch.inf):
         x[1, 40] = broken
-        finite = quantize_rows(x).isfinite()
+        finite = quantize_rows(x, bits).isfinite()
         assert finite[1, :32].all() and not finite[1, 32:].all() and finite[[0, 2, 3, 4]].all()
 
 
@@ -136,7 +138,7 @@ def test_stacked_matrices_of_two_formats_take_16_bits(tmp_path: Path) -> None:
 def test_quantised_while_loading(tmp_path: Path, quantization: str) -> None:
     make_checkpoint(tmp_path, "llama", {})
     exact = load(tmp_path, EXACT)
-    how = Precision(quantization=quantization, integer_rows=False)  # type: ignore[arg-type]
+    how = Precision(quantization=quantization, row_bits=0)  # type: ignore[arg-type]
     small = load(tmp_path, how)
     narrow: QuantizedFormat = "q8_0" if quantization == "int8" else "q4_0"
     made, floats = small.decoder.layers[0].attention.qkv.weight, exact.decoder.layers[0].attention.qkv.weight

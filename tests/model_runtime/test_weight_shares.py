@@ -34,7 +34,7 @@ from tests.model_runtime.test_gguf import write_model
 from tests.model_runtime.test_quantized import STORED, write_quantized
 
 BIASES = {"attention_bias": True, "mlp_bias": True}
-INTEGERS = Precision(integer_rows=True)
+INTEGERS = Precision(row_bits=16)
 
 
 def folder(path: Path) -> tuple[ModelConfig, TensorSource]:
