@@ -7,6 +7,10 @@ STAMP  := $(VENV)/.installed
 .PHONY: install serve test lint types unit clean
 .DELETE_ON_ERROR:
 
+# Images for containers like to set this. Without bytecode each process compiles all that it imports: torch takes more
+# than twice as long, and the tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The embedded model is looked for every time: the user's cache may have been emptied.
 install: $(STAMP)
 	@$(BIN)/python -m server.embedded
