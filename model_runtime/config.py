@@ -19,7 +19,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firstlight"
 
 
-Quantization = Literal["none", "int8", "int4"]
+Quantization = Literal["none", "int8", "int4", "int4-g128"]
 ActivationDtype = Literal["auto", "float32"]
 KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
@@ -78,7 +78,8 @@ class RuntimeConfig:
         default="none",
         metadata={
             "help": "turn a checkpoint's float matrices into integers of 8 or 4 bits with a scale for every 32 (int4: "
-            "embedding and output matrix 8 bits); integers of a GGUF file are kept as they are"
+            "embedding and output matrix 8 bits; int4-g128: a scale for every 128 of 4 bits, a twelfth less memory and "
+            "less accurate); integers of a GGUF file are kept as they are"
         },
     )
     activation_dtype: ActivationDtype = field(

@@ -20,7 +20,7 @@ from model_runtime.quantized import QuantizedFormat, quantize
 SHAPES_NK = ((1536, 576), (576, 1536), (49152, 576))
 ROWS = (1, 2, 4, 8, 16, 64, 256)
 STORAGE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-QUANTIZED: tuple[QuantizedFormat, ...] = ("q8_0", "q4_0")
+QUANTIZED: tuple[QuantizedFormat, ...] = ("q8_0", "q4_0", "q4_0_128")
 KV_TYPES = (*STORAGE_TYPES, torch.int8)
 SECONDS_PER_CASE = 0.3
 HEADS = HeadShape(num_heads=9, num_kv_heads=3, head_dim=64)

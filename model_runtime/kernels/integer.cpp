@@ -17,7 +17,7 @@ constexpr int64_t ROW_BLOCK = 128;  // rows that stay in the second-level cache 
 #ifdef HAVE_AMX
 // With fewer rows vectors are faster: numbers of 4 bits go through memory to the matrix unit.
 template <int64_t FORMAT> bool in_matrix_unit(int64_t M) {
-    return FORMAT < MXFP4 && M >= (FORMAT == Q8_0 ? 3 : 8) && amx::allowed();
+    return FORMAT != MXFP4 && !is_super(FORMAT) && M >= (FORMAT == Q8_0 ? 3 : 8) && amx::allowed();
 }
 #endif
 
@@ -79,4 +79,6 @@ void linear_quantized(const Matrix& w, const QuantizedRows& x, int64_t M, float*
     if (w.format == MXFP4) multiply<MXFP4>(w, x, M, y);
     if (w.format == Q4_K) multiply<Q4_K>(w, x, M, y);
     if (w.format == Q6_K) multiply<Q6_K>(w, x, M, y);
+    if (w.format == Q4_0_128) multiply<Q4_0_128>(w, x, M, y);
+    if (w.format == Q4_Z_128) multiply<Q4_Z_128>(w, x, M, y);
 }

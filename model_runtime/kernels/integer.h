@@ -14,24 +14,30 @@ constexpr int64_t BLOCK = 32;
 inline bool is_integer(int64_t format) { return format >= Q8_0; }
 inline int64_t panels_of(int64_t N) { return divide_up(N, PANEL); }
 
-// Whether a block has a number beside its scale: Q4_1 a minimum, which is added, Q4_Z a zero point, which is subtracted
-// before the product with the scale.
-constexpr bool has_second(int64_t format) { return format == Q4_1 || format == Q4_Z; }
+// Whether a block has a zero point, which is subtracted before the product with the scale.
+constexpr bool has_zero(int64_t format) { return format == Q4_Z || format == Q4_Z_128; }
+
+// Whether it has a number beside its scale: a zero point, or Q4_1 a minimum, which is added.
+constexpr bool has_second(int64_t format) { return format == Q4_1 || has_zero(format); }
 
 constexpr bool has_minimum(int64_t format) { return has_second(format) || format == Q4_K; }
 
-// Bytes in front of the integers of a block of one row in a file.
+// Blocks of a row that have these in common; the last ones may be fewer.
+constexpr int64_t blocks_of_scale(int64_t format) { return format == Q4_0_128 || format == Q4_Z_128 ? 4 : 1; }
+
+// Bytes in front of the integers of a block, or of blocks with a scale in common, of one row in a file.
 constexpr int64_t head_bytes(int64_t format) { return format == MXFP4 ? 1 : has_second(format) ? 4 : 2; }
 
 // Formats of GGUF whose scales of a block are bytes, times float16 that SUPER numbers have in common.
 constexpr int64_t SUPER = 256;
 constexpr bool is_super(int64_t format) { return format == Q4_K || format == Q6_K; }
 
-// Where things are in a panel of K columns. Scales are float16, [block][16], with a second number [block][2][16]; those
-// of MXFP4 are exponents of 8 bits. Q4_K has scales and minima of 8 bits [block][2][16], Q6_K signed scales of the halves
-// of a block; of both, float16 factors follow, [super][scale, minimum][16] and [super][16].
+// Where things are in a panel of K columns. Scales are float16, [block][16], with a second number [block][2][16]; where
+// blocks have them in common, `block` counts these together. Those of MXFP4 are exponents of 8 bits. Q4_K has scales and
+// minima of 8 bits [block][2][16], Q6_K signed scales of the halves of a block; of both, float16 factors follow,
+// [super][scale, minimum][16] and [super][16].
 struct PanelLayout {
-    int64_t scale_step;  // bytes from the scales of a block to those of the next
+    int64_t scale_step;  // bytes from the scales of a block, or blocks that share them, to the next
     int64_t factors;     // offset of the factors
     int64_t factor_step; // bytes from those of 256 numbers to the next
     int64_t quants;      // offset of the integers
@@ -42,9 +48,10 @@ struct PanelLayout {
 constexpr PanelLayout panel_layout(int64_t format, int64_t K) {
     const int64_t blocks = K / BLOCK, scale_step = PANEL * (is_super(format) ? 2 : head_bytes(format));
     const int64_t factor_step = format == Q4_K ? 4 * PANEL : format == Q6_K ? 2 * PANEL : 0;
-    const int64_t heads = blocks * scale_step + K / SUPER * factor_step;
+    const int64_t scales = divide_up(blocks, blocks_of_scale(format)) * scale_step;
+    const int64_t heads = scales + K / SUPER * factor_step;
     const int64_t quants = (heads + 63) / 64 * 64, quant_step = format == Q8_0 ? 512 : format == Q6_K ? 384 : 256;
-    return {scale_step, blocks * scale_step, factor_step, quants, quant_step, quants + blocks * quant_step};
+    return {scale_step, scales, factor_step, quants, quant_step, quants + blocks * quant_step};
 }
 
 // One panel of a matrix.
@@ -56,8 +63,8 @@ struct Panel {
         scales = static_cast<const uint8_t*>(w.data) + panel * layout.bytes;
         quants = scales + layout.quants;
     }
-    // Of block b.
-    const uint8_t* scales_at(int64_t b) const { return scales + b * layout.scale_step; }
+    // Of block b; scales are in one place for so many blocks.
+    const uint8_t* scales_at(int64_t b, int64_t shared) const { return scales + b / shared * layout.scale_step; }
     const uint8_t* quants_at(int64_t b) const { return quants + b * layout.quant_step; }
     const fp16* factors_at(int64_t b) const {
         return reinterpret_cast<const fp16*>(scales + layout.factors + b * BLOCK / SUPER * layout.factor_step);
@@ -88,7 +95,7 @@ void quantize_rows(const float* x, int64_t M, int64_t K, const QuantizedRows& ou
 
 // y[M][N] = x[M][K] w[N][K]^T + bias. With s the exact integer sum of a block, dw, mw its scale and minimum, dx and sx
 // the row's scale and scaled sum, a number of y is over the blocks in order fused(s, dw * dx, y), with a minimum followed
-// by fused(mw, sx, y). That of Q4_Z is -zero * dw. Q6_K's halves of a block are added one after the other. MXFP4's integers are twice its numbers, and its scales half as large.
+// by fused(mw, sx, y). That of a zero point is -zero * dw. Q6_K's halves of a block are added one after the other. MXFP4's integers are twice its numbers, and its scales half as large.
 // The bias comes last.
 void linear_quantized(const Matrix& w, const QuantizedRows& x, int64_t M, float* y);
 

@@ -24,7 +24,7 @@ inline Shapes integer_shapes(int64_t rows) {
 // Integers of a panel as signed bytes [block][8 groups][16][4]: those of 4 bits less 8, or as they are.
 template <int64_t FORMAT> const uint8_t* signed_bytes(const Panel& p, int64_t blocks, uint8_t* out) {
     if (FORMAT == Q8_0) return p.quants;
-    const __m512i low = _mm512_set1_epi8(15), offset = _mm512_set1_epi8(FORMAT == Q4_0 ? 8 : 0);
+    const __m512i low = _mm512_set1_epi8(15), offset = _mm512_set1_epi8(has_second(FORMAT) ? 0 : 8);
     for (int64_t i = 0; i < blocks * 4; i++) {
         const __m512i bytes = _mm512_loadu_si512(p.quants + i * 64);
         const __m512i near = _mm512_and_si512(bytes, low), far = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);

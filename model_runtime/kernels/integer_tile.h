@@ -79,7 +79,7 @@ template <class V> INLINE typename Lanes<V>::i32 wide_bytes(const uint8_t* p) {
 
 // The scales of a vector's outputs in block b, or in one half of it.
 template <int64_t FORMAT, class V> INLINE V scales_of(const Panel& p, int64_t b, int v, int half = 0) {
-    const uint8_t* at = p.scales_at(b);
+    const uint8_t* at = p.scales_at(b, blocks_of_scale(FORMAT));
     if constexpr (FORMAT == MXFP4) {
         const auto exponents = wide_bytes<V>(at + v * LANES) & 0xff;
         const auto least = bit_copy<typename Lanes<V>::i32>(exponents == 0) & 0x00400000;  // 2^-127, which is subnormal
@@ -95,11 +95,12 @@ template <int64_t FORMAT, class V> INLINE V scales_of(const Panel& p, int64_t b,
 // The minima of outputs with scales.
 template <int64_t FORMAT, class V> INLINE V minima_of(const Panel& p, int64_t b, int v, V scales) {
     if constexpr (!has_minimum(FORMAT)) return V{};
+    const uint8_t* at = p.scales_at(b, blocks_of_scale(FORMAT));
     if constexpr (FORMAT == Q4_K)
         return -load<V>(p.factors_at(b) + PANEL + v * LANES) *
-               __builtin_convertvector(wide_bytes<V>(p.scales_at(b) + PANEL + v * LANES) & 0xff, V);
-    const V second = load<V>(reinterpret_cast<const fp16*>(p.scales_at(b)) + PANEL + v * LANES);
-    return FORMAT == Q4_Z ? -second * scales : second;
+               __builtin_convertvector(wide_bytes<V>(at + PANEL + v * LANES) & 0xff, V);
+    const V second = load<V>(reinterpret_cast<const fp16*>(at) + PANEL + v * LANES);
+    return has_zero(FORMAT) ? -second * scales : second;
 }
 
 // Half a block of R rows, of a format whose halves have scales of their own.

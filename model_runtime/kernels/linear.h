@@ -7,7 +7,7 @@
 // scales, laid out as integer.h says.
 enum Format : int64_t {
     FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, FP8 = 3, Q8_0 = 4, Q4_0 = 5, Q4_1 = 6, Q4_Z = 7, MXFP4 = 8, Q4_K = 9,
-    Q6_K = 10
+    Q6_K = 10, Q4_0_128 = 11, Q4_Z_128 = 12
 };
 
 struct Matrix {

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 namespace pool {
 

@@ -83,18 +83,30 @@ void quantize_row(const float* x, int64_t row, int64_t K, const QuantizedRows& o
 
 namespace {
 
-// Bytes of a block of one row in a file: scales, then integers.
-int64_t block_bytes(int64_t format) { return head_bytes(format) + (format == Q8_0 ? BLOCK : BLOCK / 2); }
+// A row in a file: of each block its scales, then its integers; scales that blocks have in common are all in front.
+struct StoredRow {
+    int64_t head, integers, shared, blocks;  // bytes of scales and of integers of a block, blocks of a scale, all blocks
 
-// Row `lane` of a panel, from its blocks in a file.
-void pack_row(const uint8_t* row, int64_t format, int64_t blocks, int64_t lane, const PanelLayout& at, uint8_t* panel) {
-    for (int64_t b = 0; b < blocks; b++, row += block_bytes(format)) {
-        uint8_t *scales = panel + b * at.scale_step, *quants = panel + at.quants + b * at.quant_step;
-        const int64_t size = std::min<int64_t>(2, head_bytes(format));  // of a scale
-        memcpy(scales + size * lane, row, size);
-        if (has_second(format)) memcpy(scales + 2 * (PANEL + lane), row + 2, 2);
-        for (int64_t four = 0; four < at.quant_step / PANEL; four += 4)
-            memcpy(quants + four * PANEL + lane * 4, row + head_bytes(format) + four, 4);
+    StoredRow(int64_t format, int64_t K)
+        : head(head_bytes(format)), integers(format == Q8_0 ? BLOCK : BLOCK / 2), shared(blocks_of_scale(format)),
+          blocks(K / BLOCK) {}
+    int64_t heads() const { return divide_up(blocks, shared) * head; }
+    int64_t bytes() const { return heads() + blocks * integers; }
+    int64_t head_at(int64_t b) const { return shared > 1 ? b / shared * head : b * (head + integers); }
+    int64_t integers_at(int64_t b) const { return shared > 1 ? heads() + b * integers : head_at(b) + head; }
+};
+
+// Row `lane` of a panel.
+void pack_row(const uint8_t* row, int64_t format, int64_t K, int64_t lane, const PanelLayout& at, uint8_t* panel) {
+    const StoredRow stored(format, K);
+    const int64_t size = std::min<int64_t>(2, stored.head);  // of a scale
+    for (int64_t b = 0; b < stored.blocks; b++) {
+        uint8_t *scales = panel + b / stored.shared * at.scale_step, *quants = panel + at.quants + b * at.quant_step;
+        const uint8_t *head = row + stored.head_at(b), *integers = row + stored.integers_at(b);
+        memcpy(scales + size * lane, head, size);
+        if (has_second(format)) memcpy(scales + 2 * (PANEL + lane), head + 2, 2);
+        for (int64_t four = 0; four < stored.integers; four += 4)
+            memcpy(quants + four * PANEL + lane * 4, integers + four, 4);
     }
 }
 
@@ -136,7 +148,7 @@ void expand_row(const Matrix& w, int64_t row, float* out) {
     const Panel panel(w, row / PANEL);
     const int64_t lane = row % PANEL;
     for (int64_t b = 0; b < w.K / BLOCK; b++, out += BLOCK) {
-        const uint8_t* head = panel.scales + b * panel.layout.scale_step;
+        const uint8_t* head = panel.scales_at(b, blocks_of_scale(w.format));
         if (w.format == MXFP4) {
             expand_mxfp4(panel.quants + b * panel.layout.quant_step + lane * 4, head[lane], out);
             continue;
@@ -149,8 +161,8 @@ void expand_row(const Matrix& w, int64_t row, float* out) {
             const int64_t place = upper ? k - BLOCK / 2 : k;
             const uint8_t byte = bytes[place / 4 * 4 * PANEL + place % 4];
             int integer = w.format == Q8_0 ? int8_t(byte) : upper ? byte >> 4 : byte & 15;
-            if (w.format == Q4_0) integer -= 8;
-            const float zero = w.format == Q4_Z ? second : 0.0f, minimum = w.format == Q4_1 ? second : 0.0f;
+            if (w.format == Q4_0 || w.format == Q4_0_128) integer -= 8;
+            const float zero = has_zero(w.format) ? second : 0.0f, minimum = w.format == Q4_1 ? second : 0.0f;
             out[k] = (float(integer) - zero) * scale + minimum;
         }
     }
@@ -162,8 +174,7 @@ extern "C" {
 void fl_pack_quantized(const uint8_t* rows, uint8_t* panels, int64_t format, int64_t N, int64_t K) {
     if (format == FP8) return pack_fp8(rows, panels, N, K);
     const PanelLayout layout = panel_layout(format, K);
-    const int64_t blocks = K / BLOCK;
-    const int64_t row_bytes = is_super(format) ? K / SUPER * super_bytes(format) : blocks * block_bytes(format);
+    const int64_t row_bytes = is_super(format) ? K / SUPER * super_bytes(format) : StoredRow(format, K).bytes();
     pool::parallel_ranges(panels_of(N), N * K * 4, [&](int64_t panel, int64_t end) {
         for (; panel < end; panel++) {
             uint8_t* to = panels + panel * layout.bytes;
@@ -173,7 +184,7 @@ void fl_pack_quantized(const uint8_t* rows, uint8_t* panels, int64_t format, int
                 if (is_super(format))
                     pack_super_row(rows + (row + lane) * row_bytes, format, K, lane, layout, to);
                 else
-                    pack_row(rows + (row + lane) * row_bytes, format, blocks, lane, layout, to);
+                    pack_row(rows + (row + lane) * row_bytes, format, K, lane, layout, to);
         }
     });
 }

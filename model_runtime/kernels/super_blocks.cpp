@@ -75,7 +75,7 @@ void expand_super_row(const Matrix& w, int64_t row, float* out) {
     const Panel panel(w, row / PANEL);
     const int64_t lane = row % PANEL;
     for (int64_t b = 0; b < w.K / BLOCK; b++, out += BLOCK) {
-        const uint8_t *scales = panel.scales_at(b) + lane, *quants = panel.quants_at(b);
+        const uint8_t *scales = panel.scales_at(b, 1) + lane, *quants = panel.quants_at(b);
         const float factor = load_one(panel.factors_at(b) + lane);
         const float minimum = w.format == Q4_K ? load_one(panel.factors_at(b) + PANEL + lane) * float(scales[PANEL]) : 0;
         for (int64_t k = 0; k < BLOCK; k++) {

@@ -21,7 +21,7 @@ STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How the kernels number the storage types."""
 QUANTIZED_STORAGE: Mapping[QuantizedFormat, int] = {
     **{"fp8": 3, "q8_0": 4, "q4_0": 5, "q4_1": 6, "q4_z": 7},
-    **{"mxfp4": 8, "q4_k": 9, "q6_k": 10},
+    **{"mxfp4": 8, "q4_k": 9, "q6_k": 10, "q4_0_128": 11, "q4_z_128": 12},
 }
 """The same for numbers with scales."""
 ACTIVATIONS: Mapping[Activation, int] = {

@@ -4,6 +4,9 @@
 Legend: N rows, K columns of the matrix, G groups of columns; n, k, g those of a part.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
@@ -21,6 +24,10 @@ EXPANDED = torch.float16
 mantissa or few integers times a scale, float16 keeps more than bfloat16."""
 
 
+_WIDE: Mapping[QuantizedFormat, QuantizedFormat] = MappingProxyType({"q4_0": "q4_0_128", "q4_z": "q4_z_128"})
+"""Formats for columns that have a scale in common, where these are so many."""
+
+
 def format_of(scheme: MatrixScheme, num_columns: int) -> QuantizedFormat | None:
     """What a matrix is kept in; None: it is expanded."""
     shared = scheme.block[1] or num_columns
@@ -36,7 +43,8 @@ def format_of(scheme: MatrixScheme, num_columns: int) -> QuantizedFormat | None:
     span = FORMS[kept].numbers
     if num_columns % span or (shared < num_columns and shared % span):
         return None
-    return kept
+    wide = _WIDE.get(kept, kept)
+    return wide if shared >= num_columns or shared % FORMS[wide].group == 0 else kept
 
 
 class Scales:

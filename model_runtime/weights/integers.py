@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model_runtime.matrix_scheme import MatrixScheme
-from model_runtime.quantized import BLOCK, QuantizedFormat, QuantizedMatrix, join_blocks
+from model_runtime.quantized import FORMS, QuantizedFormat, QuantizedMatrix, join_blocks
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.grids import EXPANDED, Scales, format_of
 from model_runtime.weights.source import Index, LastRead, StoredTensor, TensorSource, read, whole
@@ -200,14 +200,15 @@ class GroupedIntegers:
         """As in StoredTensor."""
         rows, columns = index
         assert self.format is not None, f"{self._module} is not kept as integers"
-        groups = self._group_of[columns.start : columns.stop : BLOCK]
-        scales_nB, codes_nk, zeros_nG = self._scales.of(rows)[:, groups], self._codes.codes(*index), self._zeros(rows)
-        if not scales_nB.half().isfinite().all():
+        form = FORMS[self.format]
+        assert columns.start % form.group == 0, f"column {columns.start} of {self._module} is inside a group"
+        groups = self._group_of[columns.start : columns.stop : form.group]
+        scales_nG, codes_nk, zeros_nG = self._scales.of(rows)[:, groups], self._codes.codes(*index), self._zeros(rows)
+        if not scales_nG.half().isfinite().all():
             raise CheckpointError(f"{self._scales.key} ({self.file}) has numbers beyond those of float16")
-        if self.format == "q4_z":
-            assert zeros_nG is not None, "without zero points integers are symmetric"
-            return join_blocks("q4_z", (scales_nB, zeros_nG[:, groups]), codes_nk)
-        return join_blocks(self.format, (scales_nB,), codes_nk if self.format == "q4_0" else codes_nk ^ 128)
+        if zeros_nG is not None:
+            return join_blocks(self.format, (scales_nG, zeros_nG[:, groups]), codes_nk)
+        return join_blocks(self.format, (scales_nG,), codes_nk if form.bits == 4 else codes_nk ^ 128)
 
     def read_into(self, index: Index, target: Tensor) -> None:
         """As in StoredTensor."""

@@ -4,9 +4,8 @@ names the keys. Called by `checkpoint.py`, engine and worker processes.
 Memory above the finished parameters is a piece of one, of some 2^18 numbers, and what is made of it on the way.
 """
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -15,10 +14,11 @@ from torch import Tensor
 from model_runtime.config import ActivationDtype, Quantization, RuntimeConfig
 from model_runtime.device import give_back_memory
 from model_runtime.ops.registry import PANEL_ROWS, MatrixForm, Ops, PackedWeight
-from model_runtime.quantized import BLOCK, FORMS, QuantizedFormat, QuantizedMatrix, RowBits, is_finite, quantize
+from model_runtime.quantized import BLOCK, FORMS, QuantizedFormat, QuantizedMatrix, RowBits
 from model_runtime.share import Share
-from model_runtime.weights.errors import AGAIN, CheckpointError
-from model_runtime.weights.source import Index, StoredTensor, TensorSource, check_finite, check_float
+from model_runtime.weights.errors import CheckpointError
+from model_runtime.weights.part import Part
+from model_runtime.weights.source import TensorSource
 from model_runtime.weights.table import Parameter, Parameters
 
 MAX_NAMED_KEYS = 8
@@ -79,93 +79,29 @@ EXACT = Precision(row_bits=0)
 """Every number as the checkpoint has it."""
 
 _TARGETS: Mapping[Quantization, Mapping[int, QuantizedFormat]] = MappingProxyType(
-    {"none": {}, "int8": {4: "q8_0", 8: "q8_0"}, "int4": {4: "q4_0", 8: "q8_0"}}
+    {
+        "none": {},
+        "int8": {4: "q8_0", 8: "q8_0"},
+        "int4": {4: "q4_0", 8: "q8_0"},
+        "int4-g128": {4: "q4_0_128", 8: "q8_0"},
+    }
 )
 """The format that a matrix is turned into, by its fewest bits."""
 
 
-class _Part:
-    """What a rank has of a parameter: some rows and columns of each of its slots."""
-
-    def __init__(self, parameter: Parameter, source: TensorSource, share: Share) -> None:
-        self.slots = [(slot.key, source[slot.key], parameter.index(slot, share)) for slot in parameter.slots]
-        self.num_rows = sum(index[0].stop - index[0].start for _, _, index in self.slots)
-        self.columns = parameter.columns_part(share) if parameter.columns is not None else slice(0, 1)
-
-    @property
-    def num_columns(self) -> int:
-        """Of a vector 1."""
-        return self.columns.stop - self.columns.start
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The widest storage type. Raises CheckpointError for one that is not supported."""
-        for key, tensor, _ in self.slots:
-            check_float(key, tensor)
-        return functools.reduce(torch.promote_types, (tensor.dtype for _, tensor, _ in self.slots))
-
-    @property
-    def format(self) -> QuantizedFormat | None:
-        """That of the integers, where all slots hold some of one format in whole blocks."""
-        formats = {tensor.format for _, tensor, _ in self.slots}
-        stored = formats.pop()
-        if formats or stored is None or self.columns.start % FORMS[stored].numbers:
-            return None
-        return None if self.columns.stop % FORMS[stored].numbers else stored
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether all slots hold integers, and not all of one format."""
-        formats = {tensor.format for _, tensor, _ in self.slots}
-        return len(formats) > 1 and None not in formats
-
-    def within(self, rows: slice) -> Iterator[tuple[str, StoredTensor, Index, slice]]:
-        """Of some of all rows: the tensors that have them, where there, and where among these."""
-        start = 0
-        for key, tensor, index in self.slots:
-            count = index[0].stop - index[0].start
-            first, last = max(rows.start, start), min(rows.stop, start + count)
-            if first < last:
-                shift = index[0].start - start
-                place = (slice(first + shift, last + shift), *index[1:])
-                yield key, tensor, place, slice(first - rows.start, last - rows.start)
-            start += count
-
-    def floats(self, rows: slice, dtype: torch.dtype) -> Tensor:
-        """Some of the rows, or of a vector's numbers. Raises CheckpointError where they are not finite."""
-        width = self.slots[0][2][1:] and (self.num_columns,)
-        read_NK = torch.empty(rows.stop - rows.start, *width, dtype=dtype)
-        for key, tensor, index, place in self.within(rows):
-            tensor.read_into(index, read_NK[place])
-            check_finite(key, tensor, read_NK[place])
-        return read_NK
-
-    def integers(self, rows: slice, stored: QuantizedFormat) -> QuantizedMatrix:
-        """The same of a matrix of integers."""
-        parts = []
-        for key, tensor, index, _ in self.within(rows):
-            parts.append(tensor.read_quantized(index))
-            _check_scales(key, tensor, parts[-1])
-        data_NR = torch.cat([part.data_NR for part in parts])
-        return QuantizedMatrix(data_NR=data_NR, format=stored, num_columns=self.num_columns)
-
-    def made_integers(self, rows: slice, dtype: torch.dtype, target: QuantizedFormat) -> QuantizedMatrix:
-        """The same of floats that become such a matrix."""
-        made = quantize(self.floats(rows, dtype), target)
-        if not is_finite(made):
-            for key, tensor, _, place in self.within(rows):
-                _check_scales(key, tensor, replace(made, data_NR=made.data_NR[place]))
-        return made
-
-
-def _check_scales(key: str, tensor: StoredTensor, matrix: QuantizedMatrix) -> None:
-    if not is_finite(matrix):
-        raise CheckpointError(f"NaN or infinite weights, or too large ones, in {key} ({tensor.file}): {AGAIN}")
-
-
-def _form(part: _Part, how: Precision, fewest_bits: int) -> MatrixForm:
-    """As the file has it, unless floats are to become integers."""
+def _target(part: Part, how: Precision, fewest_bits: int) -> QuantizedFormat | None:
+    """What floats become. Columns that begin inside a block have groups of their own, of one block."""
     target = None if part.num_columns % BLOCK else _TARGETS[how.quantization].get(fewest_bits)
+    if target is not None and part.columns.start % BLOCK:
+        return FORMS[target].repeated or target
+    return target
+
+
+def _form(part: Part, how: Precision, fewest_bits: int) -> MatrixForm:
+    """As the file has it, unless floats are to become integers."""
+    target = _target(part, how, fewest_bits)
+    if target is not None and not part.suits(target):
+        target = FORMS[target].repeated or target
     expanded = MIXED if part.is_mixed and how.row_bits else part.dtype
     stored = part.format or target or expanded
     return MatrixForm(part.num_rows, part.num_columns, stored, how.row_bits)
@@ -173,12 +109,12 @@ def _form(part: _Part, how: Precision, fewest_bits: int) -> MatrixForm:
 
 def matrix_form(parameter: Parameter, source: TensorSource, share: Share, how: Precision) -> MatrixForm:
     """What a rank's part of a matrix will be packed from."""
-    return _form(_Part(parameter, source, share), how, parameter.fewest_bits)
+    return _form(Part(parameter, source, share), how, parameter.fewest_bits)
 
 
-def _packed(part: _Part, ops: Ops, device: torch.device, how: Precision, fewest_bits: int) -> PackedWeight:
+def _packed(part: Part, ops: Ops, device: torch.device, how: Precision, fewest_bits: int) -> PackedWeight:
     """A matrix, piece by piece: beside the packed one there is never more than a piece."""
-    form = _form(part, how, fewest_bits)
+    form, target = _form(part, how, fewest_bits), _target(part, how, fewest_bits)
     packed = ops.empty_matrix(form, device)
     step = max(PIECE // part.num_columns // PANEL_ROWS, 1) * PANEL_ROWS
     for start in range(0, part.num_rows, step):
@@ -186,7 +122,8 @@ def _packed(part: _Part, ops: Ops, device: torch.device, how: Precision, fewest_
         if isinstance(form.stored, torch.dtype):
             piece: Tensor | QuantizedMatrix = part.floats(rows, form.stored)
         elif part.format is None:
-            piece = part.made_integers(rows, part.dtype, form.stored)
+            assert target is not None, "only floats that have a target become integers"
+            piece = part.made_integers(rows, part.dtype, target, form.stored)
         else:
             piece = part.integers(rows, form.stored)
         ops.fill_rows(packed, start, piece)
@@ -215,7 +152,7 @@ def load_parameters(
     try:
         for parameter in table:
             if parameter.belongs_to(share):
-                _fill(parameters, parameter, _Part(parameter, source, share), ops, device, precision)
+                _fill(parameters, parameter, Part(parameter, source, share), ops, device, precision)
             progress(parameter.numbers)
     except BaseException:
         parameters.matrices.clear()
@@ -226,7 +163,7 @@ def load_parameters(
 
 
 def _fill(
-    parameters: Parameters, parameter: Parameter, part: _Part, ops: Ops, device: torch.device, precision: Precision
+    parameters: Parameters, parameter: Parameter, part: Part, ops: Ops, device: torch.device, precision: Precision
 ) -> None:
     if parameter.columns is not None:
         parameters.matrices[parameter.name] = _packed(part, ops, device, precision, parameter.fewest_bits)

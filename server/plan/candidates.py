@@ -30,6 +30,8 @@ PRECISIONS: tuple[tuple[Quantization, KVCacheDtype], ...] = (
     ("int8", "int8"),
     ("int4", "auto"),
     ("int4", "int8"),
+    ("int4-g128", "auto"),
+    ("int4-g128", "int8"),
 )
 """Weights, and keys and values, from what loses least on."""
 

@@ -65,9 +65,11 @@ def fp8_blocks(weight: Tensor, block: tuple[int, int], ending: str = "weight_sca
 
 
 def grouped(weight: Tensor, bits: int, group: int, symmetric: bool, dtype: torch.dtype = torch.float16) -> list[Tensor]:
-    """Codes [N, K] from 0, scales [N, G], zero points [N, G], and the matrix that they stand for."""
+    """Codes [N, K] from 0, scales [N, G], zero points [N, G], and the matrix that they stand for. The last group may be
+    short."""
     rows, columns = weight.shape
-    blocks = weight.view(rows, -1, group or columns)
+    whole = torch.nn.functional.pad(weight, (0, -columns % (group or columns)))
+    blocks = whole.view(rows, -1, group or columns)
     most, middle = 2**bits - 1, 2 ** (bits - 1)
     if symmetric:
         scales = blocks.abs().amax(-1) / (middle - 1)
@@ -78,8 +80,8 @@ def grouped(weight: Tensor, bits: int, group: int, symmetric: bool, dtype: torch
         zeros = (-low / scales).round()
     scales = scales.to(dtype)
     codes = (blocks / scales.float()[..., None] + zeros[..., None]).round().clamp(0, most)
-    expanded = ((codes - zeros[..., None]) * scales.float()[..., None]).view(rows, columns)
-    return [codes.int().view(rows, columns), scales, zeros.int(), expanded]
+    expanded = ((codes - zeros[..., None]) * scales.float()[..., None]).view(whole.shape)
+    return [codes.int().view(whole.shape)[:, :columns], scales, zeros.int(), expanded[:, :columns]]
 
 
 def words_of(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:

@@ -59,6 +59,8 @@ class Case:
     bits: float
     """A number takes so many in memory."""
     pack: Callable[[Tensor], Stored]
+    sizes: dict[str, object] | None = None
+    """Of the model, if not the usual ones."""
 
     def store(self, name: str, weight: Tensor) -> Stored | None:
         return None if name == "lm_head" else self.pack(weight)
@@ -84,6 +86,8 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False,
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+SHORT: dict[str, object] = {"intermediate_size": 416}
+"""Three groups of 128 and one of 32, which two ranks cut inside a group."""
 CASES: dict[str, Case] = {
     "fp8_blocks": Case(FP8 | {"weight_block_size": [128, 128]}, 8.25, lambda w: fp8_blocks(w, (128, 128))),
     "fp8_tensor": Case(FP8 | {"activation_scheme": "static"}, 8.25, fp8_tensor),
@@ -92,9 +96,17 @@ CASES: dict[str, Case] = {
         8.25,
         lambda w: fp8_blocks(w, (1, 0), "weight_scale"),
     ),
-    "packed_4": Case(compressed("pack-quantized", weights(4, 128)), 4.5, lambda w: packed(w, 4, 128, True)),
+    "packed_4": Case(compressed("pack-quantized", weights(4, 128)), 4.125, lambda w: packed(w, 4, 128, True)),
+    "packed_4_short": Case(
+        compressed("pack-quantized", weights(4, 128)), 4.13, lambda w: packed(w, 4, 128, True), SHORT
+    ),
+    "packed_4_64": Case(compressed("pack-quantized", weights(4, 64)), 4.5, lambda w: packed(w, 4, 64, True)),
+    "packed_4_rows": Case(compressed("pack-quantized", weights(4, 0)), 4.125, lambda w: packed(w, 4, 0, True)),
     "packed_4_zeros": Case(
         compressed("pack-quantized", weights(4, 32, symmetric=False)), 5.0, lambda w: packed(w, 4, 32, False)
+    ),
+    "packed_4_zeros_128": Case(
+        compressed("pack-quantized", weights(4, 128, symmetric=False)), 4.25, lambda w: packed(w, 4, 128, False)
     ),
     "packed_8": Case(compressed("pack-quantized", weights(8, 0)), 8.5, lambda w: packed(w, 8, 0, True)),
     "int_8": Case(compressed("int-quantized", weights(8, 0)), 8.5, lambda w: plain_integers(w, 0, True)),
@@ -102,12 +114,14 @@ CASES: dict[str, Case] = {
         compressed("naive-quantized", weights(8, 64, symmetric=False)), 16, lambda w: plain_integers(w, 64, False)
     ),
     "mxfp4": Case(compressed("mxfp4-pack-quantized", FLOAT4), 4.25, mxfp4),
-    "awq": Case(AWQ, 5.0, lambda w: awq(w, 128)),
-    "gptq": Case(GPTQ, 4.5, lambda w: gptq(w, 4, 128, True, 1)),
+    "awq": Case(AWQ, 4.25, lambda w: awq(w, 128)),
+    "awq_32": Case(AWQ | {"group_size": 32}, 5.0, lambda w: awq(w, 32)),
+    "gptq": Case(GPTQ, 4.125, lambda w: gptq(w, 4, 128, True, 1)),
     "gptq_zeros": Case(GPTQ | {"sym": False, "group_size": 32}, 5.0, lambda w: gptq(w, 4, 32, False, 1)),
     "gptq_second": Case(
-        GPTQ | {"sym": False, "checkpoint_format": "gptq_v2"}, 5.0, lambda w: gptq(w, 4, 128, False, 2)
+        GPTQ | {"sym": False, "checkpoint_format": "gptq_v2"}, 4.25, lambda w: gptq(w, 4, 128, False, 2)
     ),
+    "gptq_short": Case(GPTQ | {"sym": False}, 4.26, lambda w: gptq(w, 4, 128, False, 1), SHORT),
     "gptq_8": Case(GPTQ | {"bits": 8, "group_size": -1}, 8.5, lambda w: gptq(w, 8, 0, True, 1)),
     "gptq_any_order": Case(GPTQ | {"desc_act": True}, 16, gptq_any_order),
 }
@@ -139,7 +153,7 @@ def difference(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_logits_and_memory(tmp_path: Path, name: str) -> None:
     case, (prompt,) = CASES[name], random_prompts((23,))
-    model = make_quantized(tmp_path, case.store, case.config)
+    model = make_quantized(tmp_path, case.store, case.config, case.sizes)
     (expected,) = reference_logits(model, [prompt])
 
     def logits(collectives: Collectives) -> Tensor:
@@ -154,6 +168,24 @@ def test_logits_and_memory(tmp_path: Path, name: str) -> None:
     assert loaded.weight_bytes == pytest.approx(sum(count * bits / 8 for count, bits in counts), rel=0.03)
     for opened in (open_checkpoint(tmp_path), open_configuration(tmp_path / "config.json")):
         assert planned_bytes(opened) == loaded.weight_bytes
+
+
+def test_groups_of_several_lengths_in_what_is_multiplied_as_one(tmp_path: Path) -> None:
+    """Queries in groups of 128, keys and values in groups of 32: all become blocks of 32, and lose nothing."""
+    (prompt,) = random_prompts((23,))
+    how = compressed("pack-quantized", {})
+    usual = {"targets": ["Linear"], "weights": weights(4, 32)}
+    how["config_groups"] = {"group_0": {"targets": ["re:.*q_proj"], "weights": weights(4, 128)}, "group_1": usual}
+    case = Case(how, 4.5, lambda w: packed(w, 4, 32, True))
+
+    def store(name: str, weight: Tensor) -> Stored | None:
+        return packed(weight, 4, 128, True) if name.endswith("q_proj") else case.store(name, weight)
+
+    (expected,) = reference_logits(make_quantized(tmp_path, store, how), [prompt])
+    loaded = load(tmp_path)
+    assert loaded.decoder.layers[0].attention.qkv.weight.quantized == "q4_0"
+    assert difference(PagedRun(loaded.decoder).step({0: prompt})[0], expected) <= 1e-3
+    assert planned_bytes(open_configuration(tmp_path / "config.json")) == loaded.weight_bytes
 
 
 def test_experts_alone_may_be_quantised(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from model_runtime.batch import Batch
 from model_runtime.device_batch import upload
 from model_runtime.kv_store import KVLayer, allocate
 from model_runtime.ops.registry import HeadShape, Ops, Scoring, select
-from model_runtime.quantized import dequantize, quantize
+from model_runtime.quantized import QuantizedFormat, dequantize, quantize
 from tests.model_runtime.flash import token_major
 from tests.model_runtime.op_cases import (
     CPU,
@@ -40,8 +40,9 @@ def test_linear(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -
     assert_close(found, exact, 2 * EPS[dtype])
 
 
-def test_integers_are_expanded_and_rows_are_never_quantised(device: torch.device) -> None:
-    x, matrix = randn(5, 64, seed=1), quantize(randn(40, 64, seed=2), "q4_0")
+@pytest.mark.parametrize("stored", ["q4_0", "q4_0_128"])
+def test_integers_are_expanded_and_rows_are_never_quantised(device: torch.device, stored: QuantizedFormat) -> None:
+    x, matrix = randn(5, 160, seed=1), quantize(randn(40, 160, seed=2), stored)
     packed = OPS.pack_quantized(replace(matrix, data_NR=matrix.data_NR.to(device)), 16)
     assert_close(OPS.linear(x.to(device), packed, None), x.double() @ dequantize(matrix).double().T, 1e-6)
     ids = torch.tensor([3, 39, 3], dtype=torch.int32)

@@ -9,26 +9,32 @@ from model_runtime.quantized import (
     FORMS,
     QuantizedFormat,
     QuantizedMatrix,
+    columns_of,
     dequantize,
     is_finite,
     join_blocks,
+    num_groups,
     row_bytes,
 )
 from tests.model_runtime.op_cases import EXACT, assert_close, compiled, randn
 
-FORMATS: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_1", "q4_z", "mxfp4", "q4_k", "q6_k"]
+FORMATS: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_0_128", "q4_1", "q4_z", "q4_z_128", "mxfp4", "q4_k", "q6_k"]
 
 
 def matrix(form: QuantizedFormat, n: int, k: int, seed: int = 0) -> QuantizedMatrix:
     """Integers of the whole range, -128 too; scales and minima between 2^-24, the least of float16, and 1; zero points
     from 0 to 15."""
     generator, span = torch.Generator().manual_seed(seed), FORMS[form].numbers
-    blocks = torch.randint(0, 256, (n * k // span, row_bytes(form, span)), dtype=torch.uint8, generator=generator)
+    groups = num_groups(form, k)
+    if FORMS[form].shared > 1:
+        blocks = torch.empty(n * groups, FORMS[form].head, dtype=torch.uint8)
+    else:
+        blocks = torch.randint(0, 256, (n * groups, row_bytes(form, span)), dtype=torch.uint8, generator=generator)
     scales = (
         torch.randn(len(blocks), 2, generator=generator).clamp(-1, 1)
         * 10.0 ** -(torch.arange(len(blocks)) % 9)[:, None]
     )
-    if form == "q4_z":
+    if form in ("q4_z", "q4_z_128"):
         scales[:, 1] = torch.randint(0, 16, (len(blocks),), generator=generator)
     if form == "mxfp4":
         scales = torch.randint(97, 132, (len(blocks), 1), generator=generator)
@@ -38,6 +44,9 @@ def matrix(form: QuantizedFormat, n: int, k: int, seed: int = 0) -> QuantizedMat
         return QuantizedMatrix(data_NR=blocks.view(n, -1), format=form, num_columns=k)
     head = scales[:, : FORMS[form].head // FORMS[form].head_dtype.itemsize].to(FORMS[form].head_dtype).contiguous()
     blocks[:, : FORMS[form].head] = head.view(torch.uint8)
+    if FORMS[form].shared > 1:
+        heads = tuple(head.view(n, groups, -1).unbind(2))
+        return join_blocks(form, heads, torch.randint(0, 16, (n, k), dtype=torch.uint8, generator=generator))
     return QuantizedMatrix(data_NR=blocks.view(n, -1), format=form, num_columns=k)
 
 
@@ -107,6 +116,19 @@ def test_a_row_is_the_same_in_every_batch(form: QuantizedFormat) -> None:
             shifted = x.roll(rows // 2, 0)[:rows].contiguous()
             assert torch.equal(ops.linear(shifted, weight, bias), alone.roll(rows // 2, 0)[:rows]), f"{rows}, shifted"
     set_threads(before)
+
+
+@pytest.mark.parametrize("form", ["q4_0_128", "q4_z_128"])
+@pytest.mark.parametrize("k", [32, 128, 160, 576, 1536])
+def test_a_scale_of_four_blocks_gives_the_same_bits_as_one_each(form: QuantizedFormat, k: int) -> None:
+    """The last group may be short; rows of one, few and many tiles."""
+    ops, m, x = compiled(), matrix(form, 75, k), randn(40, k, seed=2)
+    assert m.data_NR.shape[1] == k // 2 + -(-k // 128) * FORMS[form].head
+    repeated = columns_of(m, slice(0, k), "q4_0" if form == "q4_0_128" else "q4_z")
+    weight, of_blocks = (ops.pack_quantized(each, 16) for each in (m, repeated))
+    assert weight.num_bytes < of_blocks.num_bytes or k == 32
+    for rows in (1, 2, 7, 40):
+        assert torch.equal(ops.linear(x[:rows], weight, None), ops.linear(x[:rows], of_blocks, None))
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -23,7 +23,12 @@ from tests.model_runtime.test_quantized import STORED, write_quantized
 from tests.vlm import make_vlm
 
 SIZES = ((1, 1, 1), (2, 1, 2))
-PRECISIONS = (Precision(), Precision(quantization="int8"), Precision(quantization="int4", row_bits=0))
+PRECISIONS = (
+    Precision(),
+    Precision(quantization="int8"),
+    Precision(quantization="int4", row_bits=0),
+    Precision(quantization="int4-g128"),
+)
 
 
 def make(folder: Path, name: str) -> Path:

@@ -90,7 +90,7 @@ def parameter_of(parameter: Parameter, seed: int) -> Tensor:
 
 def packed(ops: Ops, weight: Tensor, storage: str) -> PackedWeight:
     match storage:
-        case "q8_0" | "q4_0":
+        case "q8_0" | "q4_0" | "q4_0_128":
             return ops.pack_quantized(quantize(weight, storage), 16)
         case _:
             return ops.pack(weight.to({"float32": torch.float32, "bfloat16": torch.bfloat16}[storage]))
@@ -187,6 +187,7 @@ def test_every_kind_of_dense_layer(name: str) -> None:
         ("an adapter", "q8_0"),
         ("an adapter", "mixed"),
         ("sandwich", "q4_0"),
+        ("qk norm", "q4_0_128"),
         ("plain", "mixed"),
         ("parallel", "q8_0"),
         ("after, rows normalised", "q4_0"),

@@ -15,11 +15,14 @@ from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.models.decoder import Decoder
 from model_runtime.ops import load_ops
 from model_runtime.quantized import (
+    FORMS,
     LARGEST_IN_ROW,
     QuantizedFormat,
     QuantizedMatrix,
     RowBits,
+    columns_of,
     dequantize,
+    is_finite,
     quantize,
     quantize_rows,
     row_bytes,
@@ -32,7 +35,7 @@ from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.model_runtime.test_gguf import gguf_name, metadata, permuted
 from tests.model_runtime.test_gguf_file import finish
 
-MADE: list[QuantizedFormat] = ["q8_0", "q4_0"]
+MADE: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_0_128"]
 SUPER = {"q4_k": GGMLQuantizationType.Q4_K, "q6_k": GGMLQuantizationType.Q6_K}
 """Blocks of 256, which `gguf` expands but does not make."""
 WIDE: dict[str, object] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
@@ -49,16 +52,36 @@ def logits(decoder: Decoder) -> Tensor:
 
 @pytest.mark.parametrize("quantized", MADE)
 def test_numbers_are_rounded_to_the_nearest_step(quantized: QuantizedFormat) -> None:
-    weight = randn(5, 96, seed=1)
+    weight = randn(5, 160, seed=1)
     weight[2] = 0
     matrix = quantize(weight.bfloat16(), quantized)
-    assert matrix.data_NR.shape == (5, row_bytes(quantized, 96))
-    blocks = weight.bfloat16().float().view(5, -1, 32)
-    steps = blocks.abs().amax(-1, keepdim=True) / (8 if quantized == "q4_0" else 127)
-    error = (dequantize(matrix).view(blocks.shape) - blocks).abs()
-    # 4 bits reach from -8 to 7: a number beyond 7.5 on the other side is a whole step off
-    assert (error <= steps * (1.0 if quantized == "q4_0" else 0.501) + 1e-3 * blocks.abs()).all()
-    assert not dequantize(matrix)[2].any()
+    assert matrix.data_NR.shape == (5, row_bytes(quantized, 160))
+    weight, found = weight.bfloat16().float(), dequantize(matrix)
+    for numbers, rounded in zip(*(each.split(FORMS[quantized].group, dim=1) for each in (weight, found)), strict=True):
+        step = numbers.abs().amax(-1, keepdim=True) / (127 if quantized == "q8_0" else 8)
+        # 4 bits reach from -8 to 7: a number beyond 7.5 on the other side is a whole step off
+        most = step * (0.501 if quantized == "q8_0" else 1.0) + 1e-3 * numbers.abs()
+        assert ((rounded - numbers).abs() <= most).all()
+    assert not found[2].any()
+
+
+def test_bytes_of_groups() -> None:
+    """A scale for every 128, and one for what is left: 4.139 bits of 576 columns."""
+    assert [row_bytes("q4_0_128", columns) for columns in (32, 128, 160, 576)] == [18, 66, 84, 298]
+    assert [row_bytes("q4_z_128", columns) for columns in (32, 128, 160, 576)] == [20, 68, 88, 308]
+
+
+def test_blocks_of_groups_are_the_same_numbers() -> None:
+    """Of some columns, too, which begin inside a group, or with one."""
+    matrix = quantize(randn(5, 416, seed=1), "q4_0_128")
+    for columns, form in ((slice(96, 352), "q4_0"), (slice(128, 352), "q4_0_128"), (slice(0, 416), "q4_0")):
+        some = columns_of(matrix, columns, form)  # type: ignore[arg-type]
+        assert some.format == form and some.num_columns == columns.stop - columns.start
+        assert torch.equal(dequantize(some), dequantize(matrix)[:, columns])
+    matrix.data_NR[3, 6:8] = torch.tensor([torch.nan]).half().view(torch.uint8)  # the scale of the last group
+    assert not is_finite(matrix) and is_finite(columns_of(matrix, slice(0, 384), "q4_0_128"))
+    with pytest.raises(AssertionError, match="inside a block or group"):
+        columns_of(matrix, slice(96, 352), "q4_0_128")
 
 
 @pytest.mark.parametrize("bits", LARGEST_IN_ROW)
@@ -134,13 +157,13 @@ def test_stacked_matrices_of_two_formats_take_16_bits(tmp_path: Path) -> None:
     assert (logits(usual) - logits(exact)).norm() <= 1e-3 * logits(exact).norm()
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "int4-g128"])
 def test_quantised_while_loading(tmp_path: Path, quantization: str) -> None:
     make_checkpoint(tmp_path, "llama", {})
     exact = load(tmp_path, EXACT)
     how = Precision(quantization=quantization, row_bits=0)  # type: ignore[arg-type]
     small = load(tmp_path, how)
-    narrow: QuantizedFormat = "q8_0" if quantization == "int8" else "q4_0"
+    narrow: QuantizedFormat = "q8_0" if quantization == "int8" else "q4_0" if quantization == "int4" else "q4_0_128"
     made, floats = small.decoder.layers[0].attention.qkv.weight, exact.decoder.layers[0].attention.qkv.weight
     assert made.quantized == narrow
     assert torch.equal(made.data, quantize(floats.data, narrow).data_NR)

@@ -29,7 +29,7 @@ from model_runtime.weights.table import Parameter, Parameters
 from tests.checkpoints import make_checkpoint, make_model
 from tests.model_runtime import deepseek
 from tests.model_runtime.paged import DEVICE
-from tests.model_runtime.quantized_checkpoints import gptq, make_quantized
+from tests.model_runtime.quantized_checkpoints import Stored, gptq, make_quantized
 from tests.model_runtime.test_gguf import write_model
 from tests.model_runtime.test_quantized import STORED, write_quantized
 
@@ -150,6 +150,55 @@ def test_integers(tmp_path: Path, quantized: str, size: int) -> None:
         ranks = assert_shares(config, source, size, INTEGERS)
         for rank in ranks:
             assert {name for name, matrix in rank.matrices.items() if matrix.quantized != quantized} == set()
+
+
+GROUPS: dict[str, object] = {
+    "hidden_size": 192,
+    "intermediate_size": 416,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 6,
+    "head_dim": 32,
+}
+"""The output matrix of attention has 384 columns, three groups of 128, and the last of a layer 416: one more of 32."""
+
+
+CUT_BY_COLUMNS = ("attention.output", "mlp.down")
+
+
+def assert_groups(ranks: list[Parameters], wide: str, of_blocks: str) -> None:
+    """Of the matrices of a layer whose columns are divided; all others keep their groups."""
+    kinds = [rank.matrices[f"layers.1.{name}.weight"].quantized for name in CUT_BY_COLUMNS for rank in ranks]
+    if len(ranks) == 2:  # from column 192 and 224 on
+        assert kinds == [wide, of_blocks, wide, of_blocks]
+    else:  # from 128, 256; 160, 288
+        assert kinds == [wide, wide, wide, wide, of_blocks, of_blocks]
+    for rank in ranks:
+        assert rank.matrices["layers.1.attention.qkv.weight"].quantized == wide
+        assert rank.matrices["layers.1.mlp.gate_up.weight"].quantized == wide
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_groups_of_128_made_while_loading(tmp_path: Path, size: int) -> None:
+    """A rank whose columns begin inside a group has the numbers of the whole: the scale of that group in each block."""
+    make_checkpoint(tmp_path, "llama", GROUPS)
+    ranks = assert_shares(*folder(tmp_path), size, Precision(quantization="int4-g128"))
+    assert_groups(ranks, "q4_0_128", "q4_0")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_groups_of_128_of_a_file(tmp_path: Path, symmetric: bool, size: int) -> None:
+    how = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": symmetric}
+
+    def store(name: str, weight: Tensor) -> Stored | None:
+        return None if name == "lm_head" else gptq(weight, 4, 128, symmetric, 1)
+
+    make_quantized(tmp_path, store, how, GROUPS)
+    config_json = read_json(tmp_path / "config.json")
+    config = read_hf_config(config_json, None)
+    source = plain_source(matrices_of(read_safetensors(tmp_path), read_quantization(config_json)), config)
+    ranks = assert_shares(config, source, size, INTEGERS)
+    assert_groups(ranks, *(("q4_0_128", "q4_0") if symmetric else ("q4_z_128", "q4_z")))
 
 
 def test_columns_that_are_not_blocks_are_expanded(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_attention_over_latents_is_in_the_layers_that_have_it(
 def test_what_does_not_fit_has_numbers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, config, "--devices", "cpu", "--memory-budget", "1MiB")
     assert code == 1
-    assert "Nothing fits. Closest is one rank, weights int4, KV int8: needs" in out
+    assert "Nothing fits. Closest is one rank, weights int4-g128, KV int8: needs" in out
     assert "for one sequence, has 1.0 MiB." in out
     fixed = (config, "--quantization", "none", "--kv-cache-dtype", "auto", "--concurrency", 40, "--memory-budget")
     _, out, _ = run(capsys, *fixed, "1GiB", "--json")

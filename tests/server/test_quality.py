@@ -65,10 +65,10 @@ def test_nothing_is_lost_against_itself_and_something_when_quantised(
     assert same["agreement"] == 1
     assert same["perplexity"] == same["reference_perplexity"]
     means = []
-    for bits in ("int8", "int4"):
+    for bits in ("int8", "int4", "int4-g128"):
         assert run(folder, text, "--json", "--quantization", bits, "--kernels", "reference") == 0
         means.append(json.loads(capsys.readouterr().out)["mean_kl"])
-    assert 1e-6 < means[0] < means[1] / 4
+    assert 1e-6 < means[0] < means[1] / 4 < means[2] / 4
 
 
 def test_limits_decide_the_exit_code(folder: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
