@@ -44,9 +44,15 @@ class LoadedModel:
     """For people: family, parameters, storage."""
 
 
-def _files(path: Path) -> list[Path]:
+def _files(opened: Opened) -> list[Path]:
     """What the weights depend on."""
-    return [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in (".safetensors", ".json")]
+    found: list[Path] = []
+    for place in (opened.path, opened.image_folder):
+        if place is not None and place.is_dir():
+            found += [file for file in place.iterdir() if file.suffix in (".safetensors", ".json")]
+        elif place is not None:
+            found.append(place)
+    return found
 
 
 class _Progress:
@@ -139,7 +145,7 @@ def load_model(
     count = decoder_count + (0 if side is None else side.num_parameters)
     done = _Progress(progress, count)
     load = partial(load_parameters, table, opened.source, ops, device, opened.ignores, done.add, share, precision)
-    files = _files(opened.path)
+    files = _files(opened)
     parameters = load() if cache is None else PreparedWeights(cache, files, table, precision, share).get(load)
     done.reach(decoder_count)
     vision = None if side is None else load_image_side(side, ops, device, done.add)

@@ -36,6 +36,14 @@ MAX_COLLECTIVE_TIMEOUT = 24 * 3600
 class RuntimeConfig:
     """How the engine runs a model."""
 
+    mmproj: str = field(
+        default="",
+        metadata={
+            "help": "folder with an image tower, a projector and, if there is one, an adapter, in the files of a "
+            "checkpoint with images but without its language model: with them a MODEL of text takes images (default: "
+            "of 'embedded' those that come with it)",
+        },
+    )
     max_model_len: int = field(
         default=0, metadata={"help": "longest sequence in tokens, prompt and output together; 0: what the model allows"}
     )
@@ -160,6 +168,11 @@ class RuntimeConfig:
             raise ValueError(f"collective_timeout must be positive and at most {MAX_COLLECTIVE_TIMEOUT}")
         if self.threads > MAX_THREADS:
             raise ValueError(f"threads must be at most {MAX_THREADS}")
+
+    @property
+    def image_folder(self) -> Path | None:
+        """Where the image side is, if not in the checkpoint."""
+        return Path(self.mmproj).expanduser() if self.mmproj else None
 
     @property
     def num_ranks(self) -> int:

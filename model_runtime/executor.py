@@ -129,7 +129,7 @@ def load_runner(
     progress("preparing kernels", 0.0)
     plain_ops = load_ops(device, runtime.kernels)
     ops = sequences.ops(plain_ops)
-    layout, opened, meter = ranks.mesh.layout, open_checkpoint(model_path), MemoryMeter(device)
+    layout, opened, meter = ranks.mesh.layout, open_checkpoint(model_path, runtime.image_folder), MemoryMeter(device)
     needs, pool = plan_rank(opened, layout, runtime, scheduler, device, plain_ops, budget)
     before = meter.used()
     precision = Precision.of(runtime)

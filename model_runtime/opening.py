@@ -10,6 +10,7 @@ from model_runtime.architecture import ModelConfig
 from model_runtime.hf_config import read_hf_config
 from model_runtime.hf_quantization import read_quantization
 from model_runtime.image_side import ImageSide, read_image_side
+from model_runtime.joining import with_image_side
 from model_runtime.models.composites import COMPOSITES
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
 from model_runtime.models.next_token import next_token_prefix, next_token_table
@@ -41,6 +42,8 @@ class Opened:
     source: TensorSource
     """Of the decoder, under the keys that weight tables name."""
     side: ImageSide | None = None
+    image_folder: Path | None = None
+    """Where `side` is from, if it is not from `path`."""
     is_declared: bool = False
     """There is a config.json and no weights; of a mixture, `source` has one expert a layer."""
 
@@ -53,8 +56,20 @@ class Opened:
         return is_tied_head or key.endswith("rotary_emb.inv_freq") or key == ROPE_DIVISORS or key.startswith(drafts)
 
 
-def open_checkpoint(path: Path) -> Opened:
-    """Raises CheckpointError for one that is missing, damaged or not supported."""
+def open_checkpoint(path: Path, image_folder: Path | None = None) -> Opened:
+    """With the image side of another folder, if there is one. Raises CheckpointError for files that are missing,
+    damaged or not supported, or do not belong together."""
+    opened = _open_model(path)
+    if image_folder is None:
+        return opened
+    if opened.side is not None:
+        raise CheckpointError(f"{path} takes images by itself: leave out {image_folder}")
+    config, source, side = with_image_side(image_folder, opened.config, opened.source)
+    name = f"{opened.family}, images by {image_folder.resolve().name}"
+    return replace(opened, family=name, config=config, source=source, side=side, image_folder=image_folder)
+
+
+def _open_model(path: Path) -> Opened:
     if path.is_dir():
         return _open_folder(path)
     if path.suffix != ".gguf":

@@ -100,8 +100,9 @@ class Gateway:
             on_drain=self._start_drain,
         )
         model = resolve_model(config.model)
-        preprocessor = read_images(model.path)
-        tokenizer = load_tokenizer_for(model.path, preprocessor)
+        image_folder = config.runtime.image_folder
+        preprocessor = read_images(image_folder or model.path)
+        tokenizer = load_tokenizer_for(model.path, preprocessor, image_folder)
         self._images = None if preprocessor is None else ImagePipeline(preprocessor, config.images)
         self._grammars = ProcessChecker(partial(_vocabulary, tokenizer, self._client))
         pooling = read_pooling(model.path, config.gateway.pooling)

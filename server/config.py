@@ -14,6 +14,7 @@ import yaml
 
 from model_runtime.config import CACHE_VARIABLE, RuntimeConfig
 from scheduler.config import SchedulerConfig
+from server.embedded import embedded_mmproj
 from server.gateway_config import GatewayConfig
 from server.options import ENV_PREFIX, OptionError, collect, options_of
 from vision.limits import ImageLimits
@@ -162,6 +163,8 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Se
         raise OptionError(f"configuration file, model: cannot be {type(in_file).__name__}")
     model = arguments.model or environment.get(ENV_PREFIX + "MODEL") or in_file
     values = collect(options, vars(arguments), environment, document)
+    if model == EMBEDDED and "mmproj" not in values[RuntimeConfig]:
+        values[RuntimeConfig]["mmproj"] = embedded_mmproj()
     try:
         sections = {name: section(**values[section]) for name, section in SECTIONS.items()}
         return ServeConfig(model=model, **sections)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from server.embedded import EmbeddedModelMissing, embedded_path
+from server.embedded import EmbeddedModelMissing, embedded_mmproj, embedded_path
 from server.serve_command import gib
 from server.tiny_vlm import WARNING, write_tiny_vlm
 
@@ -127,6 +127,15 @@ def _check_embedded() -> Finding:
     return Finding(subject="embedded model", state="ok", detail=f"{path} ({path.stat().st_size / 2**20:.0f} MiB)")
 
 
+def check_eyes() -> Finding:
+    """The image side of the embedded model."""
+    try:
+        folder = embedded_mmproj()
+    except EmbeddedModelMissing as error:
+        return Finding(subject="embedded images", state="warning", detail="damaged", advice=str(error))
+    return Finding(subject="embedded images", state="ok", detail=folder or "none: the embedded model takes no images")
+
+
 def check_families() -> Finding:
     """Packages that bring families of models, and what is wrong with those that do not load."""
     from model_runtime.models.packages import family_named, packaged_families
@@ -155,6 +164,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _check_devices,
     _check_kernels,
     _check_embedded,
+    check_eyes,
     check_families,
 )
 

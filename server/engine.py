@@ -230,9 +230,9 @@ def to_wire(event: TokenEvent) -> wire.Event:
     )
 
 
-def read_vocabulary(model_path: Path, info: RuntimeInfo) -> Vocabulary:
+def read_vocabulary(model_path: Path, info: RuntimeInfo, image_folder: Path | None = None) -> Vocabulary:
     """The tokens that a model writes. Raises GrammarError for a model that cannot end an output."""
-    tokenizer = load_tokenizer_for(model_path, read_images(model_path))
+    tokenizer = load_tokenizer_for(model_path, read_images(image_folder or model_path), image_folder)
     return vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids)
 
 

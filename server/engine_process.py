@@ -42,7 +42,7 @@ def _load(
     config = start.config
     path = resolve_model(config.model).path
     executor = load_executor(path, config.runtime, config.scheduler, progress, place)
-    matchers = Matchers(partial(read_vocabulary, path, executor.info))
+    matchers = Matchers(partial(read_vocabulary, path, executor.info, config.runtime.image_folder))
     scheduler = make_scheduler(config.scheduler, executor.info, matchers)
     loop = FaultyLoop if config.process.fault_hooks else EngineLoop
     memory = MemoryGuard(config.process.min_free_memory)

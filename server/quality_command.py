@@ -69,8 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def in_float32(runtime: RuntimeConfig) -> RuntimeConfig:
-    """The same without anything that rounds: weights as the file has them, everything else in float32."""
-    return replace(runtime, quantization="none", activation_dtype="float32", kv_cache_dtype="float32")
+    """The same without anything that rounds: weights as the file has them, everything else in float32; and without
+    images, which no text needs."""
+    return replace(runtime, mmproj="", quantization="none", activation_dtype="float32", kv_cache_dtype="float32")
 
 
 def _windows(model: Path, text: Path, length: int) -> list[Window]:

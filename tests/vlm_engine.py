@@ -40,11 +40,12 @@ def data_url(picture: Image.Image) -> str:
 
 
 class Gateway:
-    """Steps 1 and 2 of a request's path for one checkpoint."""
+    """Steps 1 and 2 of a request's path for one checkpoint, or a model of text and the folder of --mmproj."""
 
-    def __init__(self, model: Path) -> None:
-        self._preprocessor = read_images(model)
-        self._builder = PromptBuilder(load_tokenizer_for(model, self._preprocessor), self._preprocessor)
+    def __init__(self, model: Path, image_folder: Path | None = None) -> None:
+        self._preprocessor = read_images(image_folder or model)
+        tokenizer = load_tokenizer_for(model, self._preprocessor, image_folder)
+        self._builder = PromptBuilder(tokenizer, self._preprocessor)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[Image.Image]) -> ChatPrompt:
         """Messages of transformers' form, whose image parts stand for the pictures in order."""
@@ -127,8 +128,10 @@ class Engine:
         num_kv_blocks: int = 256,
         threads: int = 1,
         activation_dtype: ActivationDtype = "auto",
+        mmproj: Path | None = None,
     ) -> None:
         runtime = RuntimeConfig(
+            mmproj="" if mmproj is None else str(mmproj),
             activation_dtype=activation_dtype,
             device=device,
             max_model_len=min(MAX_MODEL_LEN, num_kv_blocks * config.block_size),

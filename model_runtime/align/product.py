@@ -89,7 +89,7 @@ def load_ranks(path: Path, runtime: RuntimeConfig, progress: Callable[[float], N
         raise PlanError(problem)
     if size < runtime.num_ranks:
         raise PlanError("align divides layers alone: set pipeline_parallel_size and context_parallel_size to 1")
-    opened = open_checkpoint(path)
+    opened = open_checkpoint(path, runtime.image_folder)
     positions = _positions(opened.config, runtime, size)
     set_threads(max(1, (runtime.threads or host.usable_cores()) // size))
     ops = load_ops(device, runtime.kernels)

@@ -23,7 +23,7 @@ def reference_of(path: Path, dtype: DtypeName, runtime: RuntimeConfig, text: Seq
     """Of a checkpoint, for prompts that fit it, from the beginning of `text` as far as there is any. What the product
     holds as integers is compared with the floats that these mean, and beside it are the logits of the checkpoint's own
     floats, if it has them. Raises CheckpointError, PlanError."""
-    opened = open_checkpoint(path)
+    opened = open_checkpoint(path, runtime.image_folder)
     config, quantization = opened.config, runtime.quantization
     lengths = lengths_for((*config.sliding_windows, *config.attention_chunks), model_length(config, runtime))
     picture = None if opened.side is None else make_picture(opened.side, opened.side.tower.family)
@@ -35,13 +35,16 @@ def reference_of(path: Path, dtype: DtypeName, runtime: RuntimeConfig, text: Seq
     if picture is not None:
         prompts = picture.within(prompts[0]), *prompts[1:]
     stored = any(tensor.format is not None for tensor in opened.source.values())
-    if quantization == "none" and not stored:
+    is_apart = opened.image_folder is not None
+    if quantization == "none" and not stored and not is_apart:
         return run_transformers(load_transformers(path, DTYPES[dtype]), config, prompts, DTYPES[dtype], tower, picture)
     if dtype != "float32":
-        raise CheckpointError("weights of integers are compared in float32: leave --dtype out")
+        raise CheckpointError("weights of integers, or from two places, are compared in float32: leave --dtype out")
     full_LV = None
-    if not stored:
-        full_LV = run_transformers(load_transformers(path, torch.float32), config, prompts, torch.float32).logits_LV
-    filled = run_transformers(load_filled(path, config, quantization), config, prompts, torch.float32)
-    made_by = f"{filled.made_by} with {'the integers of the file' if stored else quantization} expanded"
+    if quantization != "none" and not stored:
+        full = load_filled(opened, "none") if is_apart else load_transformers(path, torch.float32)
+        full_LV = run_transformers(full, config, prompts, torch.float32, tower, picture).logits_LV
+    filled = run_transformers(load_filled(opened, quantization), config, prompts, torch.float32, tower, picture)
+    how = "the integers of the file expanded" if stored else f"{quantization} expanded"
+    made_by = f"{filled.made_by} with {'weights from two places' if not stored and quantization == 'none' else how}"
     return replace(filled, made_by=made_by, full_LV=full_LV, quantization=quantization)

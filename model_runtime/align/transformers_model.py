@@ -16,13 +16,16 @@ from model_runtime.architecture import ModelConfig
 from model_runtime.checkpoint import load_model
 from model_runtime.config import Quantization
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
+from model_runtime.opening import Opened
 from model_runtime.ops.matrices import expanded
 from model_runtime.ops.registry import select
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.load import Precision
 from model_runtime.weights.sides import language_key
+from model_runtime.weights.source import read, whole
 from model_runtime.weights.spelling import spelling_of
 from model_runtime.weights.table import Parameter, Parameters
+from vision.weights import vision_key
 
 EXTRA = "pip install 'firstlight[align]'"
 
@@ -33,9 +36,10 @@ def load_transformers(path: Path, dtype: torch.dtype) -> nn.Module:
     return _made(path, lambda loader, config: loader.from_pretrained(path, **options))
 
 
-def load_filled(path: Path, config: ModelConfig, quantization: Quantization) -> nn.Module:
+def load_filled(opened: Opened, quantization: Quantization) -> nn.Module:
     """A model in float32 with the numbers that the product's weights stand for, quantised as it would quantise them.
-    Raises CheckpointError where transformers is missing, or has a parameter that the product has not."""
+    An image side apart brings the configuration for both. Raises CheckpointError where transformers is missing, or has
+    a parameter that the product has not."""
 
     def make(loader: Any, read: Any) -> nn.Module:
         from transformers.initialization import no_init_weights
@@ -48,13 +52,11 @@ def load_filled(path: Path, config: ModelConfig, quantization: Quantization) -> 
         tied: nn.Module = made
         return tied
 
-    model = _made(path, make)
+    model = _made(opened.image_folder or opened.path, make)
     device = torch.device("cpu")
     precision = Precision(quantization=quantization, row_bits=0)
-    loaded = load_model(path, select("any"), device, lambda fraction: None, None, precision)
-    if loaded.vision is not None:
-        raise CheckpointError("weights of models with images are not compared as integers")
-    _fill(model, config, loaded.decoder.parameters)
+    loaded = load_model(opened, select("any"), device, lambda fraction: None, None, precision)
+    _fill(model, opened, loaded.decoder.parameters)
     return model
 
 
@@ -101,9 +103,14 @@ class _Values:
 
 
 @torch.no_grad()
-def _fill(model: nn.Module, config: ModelConfig, parameters: Parameters) -> None:
+def _fill(model: nn.Module, opened: Opened, parameters: Parameters) -> None:
+    config, images = opened.config, {} if opened.side is None else opened.side.source
     values, spelling = _Values(config, parameters), spelling_of(config)
     for name, tensor in model.state_dict().items():
+        key = vision_key(name)
+        if key is not None and key in images:
+            tensor.copy_(read(images[key], whole(images[key].shape)))
+            continue
         plain = language_key(name)
         parts = spelling(plain, len(tensor))
         if all(key in values for key in parts):

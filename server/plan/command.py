@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 from model_runtime.config import KVCacheDtype, Quantization, RuntimeConfig
 from scheduler.config import SchedulerConfig
 from server.config import EMBEDDED
+from server.embedded import embedded_mmproj
 from server.models import resolve_model
 from server.options import OptionError, parse_bytes
 from server.plan.devices import CARDS, GRAMMAR, Devices, Speed, parse_devices, parse_rate
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flops", metavar="RATE", help="the same of its products of matrices, such as 989TFLOP/s")
     parser.add_argument("--context", type=int, default=0, metavar="N", help="longest sequence (default: the model's)")
     parser.add_argument("--concurrency", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
+    parser.add_argument("--mmproj", default=None, metavar="FOLDER", help="image side for a MODEL of text")
     group = parser.add_argument_group("what serve is told; without them every kind is planned")
     group.add_argument("--quantization", choices=get_args(Quantization))
     group.add_argument("--kv-cache-dtype", choices=get_args(KVCacheDtype))
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from server.plan.choice import recommended
     from server.plan.show import as_json, as_text
 
-    opened = open_model(arguments.model)
+    opened = open_model(arguments.model, arguments.mmproj)
     asked = _asked(arguments, opened.config.max_position)
     model = Outline(opened)
     found = candidates(model, devices, asked)
@@ -64,17 +66,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if recommended(found, devices, asked) is not None else EXIT_DOES_NOT_FIT
 
 
-def open_model(name: str) -> "Opened":
-    """A MODEL of serve, or a configuration without weights: a config.json, or a folder that has nothing else."""
+def open_model(name: str, mmproj: str | None = None) -> "Opened":
+    """A MODEL of serve, with its --mmproj, or a configuration without weights: a config.json, or a folder that has
+    nothing else."""
     from model_runtime.opening import open_checkpoint, open_configuration
 
     path = Path(name).expanduser()
-    if path.is_file() and path.suffix == ".json":
+    is_configuration = path.is_file() and path.suffix == ".json"
+    if not is_configuration:
+        path = resolve_model(name).path
+        if path.is_dir() and not any(path.glob("*.safetensors*")):
+            is_configuration, path = True, path / "config.json"
+    if is_configuration:
+        if mmproj:
+            raise OptionError("--mmproj is for a model with weights, and there is a configuration alone")
         return open_configuration(path)
-    path = resolve_model(name).path
-    if path.is_dir() and not any(path.glob("*.safetensors*")):
-        return open_configuration(path / "config.json")
-    return open_checkpoint(path)
+    if mmproj is None and name == EMBEDDED:
+        mmproj = embedded_mmproj()
+    return open_checkpoint(path, RuntimeConfig(mmproj=mmproj or "").image_folder)
 
 
 def _devices(arguments: argparse.Namespace) -> Devices:

@@ -25,29 +25,33 @@ _LARGE_SIDE = 2048
 """Pixels of an image whose markup names every tile that there can be."""
 
 
-def read_images(model_path: Path) -> Preprocessor | None:
-    """The recipe and the tokens for images; None for a model that takes none. Raises CheckpointError for a model of
-    images whose files are wrong or not supported."""
-    config = read_json_if_any(model_path / "config.json") if model_path.is_dir() else {}
+def read_images(path: Path) -> Preprocessor | None:
+    """The recipe and the tokens for images of a checkpoint, or of an image side apart; None for a model that takes
+    none. Raises CheckpointError for a model of images whose files are wrong or not supported."""
+    config = read_json_if_any(path / "config.json") if path.is_dir() else {}
     name = config.get("model_type")
     if name in TEXT_ONLY:
         logger.warning("images are not supported for model_type %r: it is served as a model of text", name)
         return None
     if not config.get("vision_config") and name not in FAMILIES:
         return None
-    processor = read_json_if_any(model_path / "processor_config.json")
+    processor = read_json_if_any(path / "processor_config.json")
     try:
-        return read_preprocessor(read_json_if_any(model_path / "preprocessor_config.json"), processor, config)
+        return read_preprocessor(read_json_if_any(path / "preprocessor_config.json"), processor, config)
     except PreprocessorError as error:
         raise CheckpointError(str(error)) from None
 
 
-def load_tokenizer_for(model_path: Path, preprocessor: Preprocessor | None) -> Tokenizer:
+def load_tokenizer_for(
+    model_path: Path, preprocessor: Preprocessor | None, image_folder: Path | None = None
+) -> Tokenizer:
     """The model's tokenizer, with each token that has to do with images made a special one, so that no user's text
-    becomes it. Raises CheckpointError."""
+    becomes it. `image_folder` has the image side, if `model_path` has not. Raises CheckpointError."""
     source = read_source(model_path)
     if preprocessor is not None:
-        names = list(_image_tokens(source.fast, preprocessor, read_json_if_any(model_path / "config.json")))
+        names = list(
+            _image_tokens(source.fast, preprocessor, read_json_if_any((image_folder or model_path) / "config.json"))
+        )
         source.fast.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     return Tokenizer(source)
 

@@ -64,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise OptionError(f"--folder: {error}") from None
     gate = Gate(config, model, settings, folder, shown.told)
-    inputs = (state_file.model_state(model.path), config, state_file.program_state())
+    files = (model.path, config.runtime.image_folder)
+    model_state = [state_file.model_state(path) for path in files if path is not None]
+    inputs = (model_state, config, state_file.program_state())
     results: dict[str, StageResult] = {}
     try:
         for name in settings.stages:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from model_runtime.align import run
 from model_runtime.align.compare import Alignment, align
-from model_runtime.align.product import Product
+from model_runtime.align.product import Product, load_ranks
 from model_runtime.align.reference import load_reference
 from model_runtime.align.references import reference_of
 from model_runtime.align.tracer import Recorder
-from model_runtime.config import RuntimeConfig
+from model_runtime.config import Quantization, RuntimeConfig
 from tests.align.cases import Aligned
+from tests.apart import write_apart
 from tests.vlm import make_vlm
 from vision.encoder.model import ImageEncoder, ImageFeatures, ImageInput
 
@@ -42,6 +43,20 @@ def test_aligned(checkpoint: Callable[[str], Aligned], name: str) -> None:
     tower = [place for place in found.places if place.place.startswith("vision.")]
     # transformers calls the modules of Kimi's tower otherwise than its files do
     assert len(tower) >= (2 if name == "kimi_k25" else 25)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_an_image_side_apart(tmp_path: Path, quantization: Quantization) -> None:
+    """The reference is put together as the product is, and tower and language model are compared."""
+    make_vlm(tmp_path / "whole", "llava-siglip")
+    text, images = tmp_path / "text", tmp_path / "images"
+    write_apart(tmp_path / "whole", text, images)
+    runtime = RuntimeConfig(mmproj=str(images), quantization=quantization, prepare_weights=False, threads=1)
+    reference = reference_of(text, "float32", runtime, ())
+    found = align([*load_ranks(text, runtime, lambda fraction: None)], reference)
+    assert found.passed, found.first
+    assert sum(place.place.startswith("vision.") for place in found.places) >= 25
+    assert (reference.full_LV is not None) == (quantization == "int8")
 
 
 def test_a_picture_in_a_file(checkpoint: Callable[[str], Aligned], tmp_path: Path) -> None:

@@ -130,8 +130,9 @@ def run_server(*arguments: str, model: str = "embedded") -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """The embedded model with the default options, but for embeddings, which it makes only if it is told how."""
-    with run_server("--pooling", "mean") as running:
+    """The embedded model with the default options, but for embeddings, which it makes only if it is told how, and
+    images, which it takes only with the image side that comes with it."""
+    with run_server("--pooling", "mean", "--mmproj", "") as running:
         yield running
 
 

@@ -15,6 +15,7 @@ from server.options import OptionError
 from server.plan.candidates import Split, factors
 from server.plan.devices import GIB, Devices, Speed, parse_devices, parse_rate
 from server.plan.units import count, size
+from tests.apart import write_apart
 from tests.checkpoints import SMALL, make_checkpoint
 from tests.model_runtime import kimi_k3
 from tests.vlm import make_vlm
@@ -246,3 +247,17 @@ def test_serve_makes_the_same_plan(name: str, tmp_path: Path, capsys: pytest.Cap
     (rank,) = way["ranks"]
     assert (rank["weights"], rank["kv"], rank["step"]) == (info.weight_bytes, info.kv_bytes, info.step_bytes)
     assert parts.get("encoded images", 0) == info.encoder_cache_bytes == (cache if name == "qwen2_vl" else 0)
+
+
+def test_an_image_side_apart_is_planned_as_in_one_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, text, images = tmp_path / "whole", tmp_path / "text", tmp_path / "images"
+    make_vlm(whole, "llava-siglip")
+    write_apart(whole, text, images)
+    flags = ("--context", 128, "--memory-budget", 2**28, "--quantization", "none", "--json")
+    found = [json.loads(run(capsys, *model, *flags)[1]) for model in ((whole,), (text, "--mmproj", images))]
+    assert found[0]["candidates"] == found[1]["candidates"]
+    assert found[1]["candidates"][0]["fullest_rank"]["parts"]["encoded images"] > 0
+    code, _, error = run(capsys, text / "config.json", "--mmproj", images)
+    assert code == 2 and "--mmproj is for a model with weights" in error

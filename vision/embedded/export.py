@@ -5,6 +5,7 @@ and adapters. `write_merged` makes a whole checkpoint with the adapters added to
 any program that knows LLaVA can run, though its answers to text alone are no longer SmolLM2's.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from server.embedded import SUMS
 from server.prompt.source import TokenizerSource
 from vision.embedded.language import ADAPTED, ALPHA, CHANNELS, EPS, RANK, THETA, Adapter
 from vision.embedded.projector import Projector
@@ -24,6 +26,12 @@ TOWER_PREFIX, PROJECTOR_PREFIX, LANGUAGE_PREFIX = (
     "multi_modal_projector.",
     "language_model.",
 )
+CONFIG, PREPROCESSOR, EYES = "config.json", "preprocessor_config.json", "model.safetensors"
+ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+FILES = (ADAPTER, ADAPTER_CONFIG, CONFIG, EYES, PREPROCESSOR)
+"""Of the eyes alone."""
+KEPT = torch.bfloat16
+"""Of the eyes alone."""
 MAX_POSITIONS = 8192
 END_OF_TURN = 2
 
@@ -124,11 +132,17 @@ def eyes_tensors(tower: Tower, projector: Projector) -> dict[str, Tensor]:
 
 
 def merged_weights(weights: Mapping[str, Tensor], adapters: nn.ModuleDict) -> dict[str, Tensor]:
-    """Float32, with the adapters' products added."""
+    """Float32, with the products of the adapters as they are kept added."""
     found = {name: value.float() for name, value in weights.items()}
     for matrix, adapter in _adapters(adapters):
-        found[f"{matrix}.weight"] = found[f"{matrix}.weight"] + (adapter.b @ adapter.a).detach().cpu() * (ALPHA / RANK)
+        change = _kept(adapter.b) @ _kept(adapter.a) * (ALPHA / RANK)
+        found[f"{matrix}.weight"] = found[f"{matrix}.weight"] + change
     return found
+
+
+def _kept(value: Tensor) -> Tensor:
+    """The numbers that are left in the repository's files, in float32."""
+    return value.detach().cpu().to(KEPT).float()
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -143,18 +157,25 @@ def _save_json(path: Path, values: Mapping[str, object]) -> None:
 def write_eyes(
     folder: Path, tower: Tower, projector: Projector, adapters: nn.ModuleDict, weights: Mapping[str, Tensor]
 ) -> None:
-    """Everything but the language model, in bfloat16."""
+    """Everything but the language model, in bfloat16, with the hash of each file."""
     folder.mkdir(parents=True, exist_ok=True)
-    _save_json(folder / "config.json", llava_config(tower.config, weights))
-    _save_json(folder / "preprocessor_config.json", processor_config(tower.config))
-    _save_json(folder / "adapter_config.json", adapter_config())
-    _save(folder / "model.safetensors", eyes_tensors(tower, projector), torch.bfloat16)
+    _save_json(folder / CONFIG, llava_config(tower.config, weights))
+    _save_json(folder / PREPROCESSOR, processor_config(tower.config))
+    _save_json(folder / ADAPTER_CONFIG, adapter_config())
+    _save(folder / EYES, eyes_tensors(tower, projector), KEPT)
     changes = {
         f"base_model.model.{matrix}.{part}.weight": value
         for matrix, adapter in _adapters(adapters)
         for part, value in (("lora_A", adapter.a), ("lora_B", adapter.b))
     }
-    _save(folder / "adapter_model.safetensors", changes, torch.bfloat16)
+    _save(folder / ADAPTER, changes, KEPT)
+    _write_sums(folder)
+
+
+def _write_sums(folder: Path) -> None:
+    """As sha256sum writes and checks them. Of the model's files: what is written about it may change."""
+    sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in FILES]
+    (folder / SUMS).write_text("".join(sums))
 
 
 def write_merged(
@@ -165,12 +186,14 @@ def write_merged(
     weights: Mapping[str, Tensor],
     source: TokenizerSource,
 ) -> None:
-    """A checkpoint that needs nothing else, in float32; `source` gives tokenizer and template."""
+    """A checkpoint that needs nothing else and computes what the eyes beside the language model do, in float32;
+    `source` gives tokenizer and template."""
     folder.mkdir(parents=True, exist_ok=True)
-    _save_json(folder / "config.json", llava_config(tower.config, weights))
-    _save_json(folder / "preprocessor_config.json", processor_config(tower.config))
+    _save_json(folder / CONFIG, llava_config(tower.config, weights))
+    _save_json(folder / PREPROCESSOR, processor_config(tower.config))
     _save_json(folder / "tokenizer_config.json", source.special_variables)
     (folder / "chat_template.jinja").write_text(source.chat_template or "")
     source.fast.save(str(folder / "tokenizer.json"))
     language = {LANGUAGE_PREFIX + name: value for name, value in merged_weights(weights, adapters).items()}
-    _save(folder / "model.safetensors", eyes_tensors(tower, projector) | language, torch.float32)
+    eyes = {name: _kept(value) for name, value in eyes_tensors(tower, projector).items()}
+    _save(folder / EYES, eyes | language, torch.float32)
