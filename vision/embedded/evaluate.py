@@ -5,94 +5,137 @@ A tool and a client like any other: it knows the server by its URL. Pictures com
 
 import argparse
 import asyncio
-import base64
-import io
-import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import httpx
-from PIL import Image
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vision.embedded.examine import CONTROLS, Item, controls, is_right, items
+from vision.embedded.examine import CONTROLS, Item, Tasks, body, controls, drawn_items, is_right, items
+from vision.embedded.figures import PICTURE, Figures, Recorded, Score, as_table, with_figures
 from vision.embedded.painter import EVALUATION, UNSEEN_VENDOR, load_painter
-from vision.embedded.scene import Scene
+from vision.embedded.sources import SourceError
 
-TIMEOUT_S = 120.0
-MAX_TOKENS = 48
+TIMEOUT_S = 300.0
+UNSEEN = "icon of an unseen vendor"
+
+Told = Callable[[int], None]
+"""Given how many more questions are answered."""
 
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
     found = argparse.ArgumentParser(prog="python -m vision.embedded.evaluate", description=__doc__)
     found.add_argument("--url", default="http://127.0.0.1:8000", help="of the server")
-    found.add_argument("--model", required=True, help="as the server calls it")
-    found.add_argument("--cache", type=Path, required=True, help="icons and fonts, as for the training")
+    found.add_argument("--model", help="as the server calls it (default: what it calls its first one)")
+    found.add_argument("--cache", type=Path, help="icons and fonts, as for the training")
     found.add_argument("--items", type=int, default=500, help="questions a task")
-    found.add_argument("--concurrency", type=int, default=8)
-    found.add_argument("--control", choices=CONTROLS, help="show the next picture or a gray one: what guessing gives")
+    found.add_argument("--control-items", type=int, default=200, help="of them for each of the controls; 0: none")
+    found.add_argument("--concurrency", type=int, default=16)
     found.add_argument("--out", type=Path, help="JSON file for the figures")
+    found.add_argument("--card", type=Path, help="Markdown file whose table of figures is to be replaced")
+    found.add_argument(
+        "--record", type=Path, help="ask only what `firstlight validate` asks, and write its file of right answers"
+    )
     return found
 
 
-def data_url(scene: Scene) -> str:
-    """The picture as PNG."""
-    file = io.BytesIO()
-    Image.fromarray(scene.pixels).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def body(model: str, item: Item, *, question_first: bool) -> dict[str, object]:
-    """Of a chat request with a picture and a question."""
-    image = {"type": "image_url", "image_url": {"url": data_url(item.scene)}}
-    text = {"type": "text", "text": item.question.text}
-    messages = [{"role": "user", "content": [text, image] if question_first else [image, text]}]
-    return {"model": model, "messages": messages, "temperature": 0, "max_tokens": MAX_TOKENS}
-
-
-async def ask(client: httpx.AsyncClient, model: str, asked: Sequence[Item], concurrency: int) -> list[str]:
-    """What the server says to each; every second question stands before its picture. Raises httpx.HTTPError."""
+async def ask(client: httpx.AsyncClient, model: str, asked: Sequence[Item], concurrency: int, told: Told) -> list[bool]:
+    """Whether the answer to each is right, in order; those about one picture are asked together. Raises
+    httpx.HTTPError."""
     slots = asyncio.Semaphore(concurrency)
+    pictures = {picture: place for place, picture in enumerate(dict.fromkeys(item.picture for item in asked))}
+    right = [False] * len(asked)
 
-    async def one(item: Item, question_first: bool) -> str:
+    async def one(place: int) -> None:
         async with slots:
-            request = body(model, item, question_first=question_first)
-            response = await client.post("/v1/chat/completions", json=request)
+            response = await client.post("/v1/chat/completions", json=body(model, asked[place]))
         response.raise_for_status()
-        said: str = response.json()["choices"][0]["message"]["content"]
-        return said
+        right[place] = is_right(asked[place], response.json()["choices"][0]["message"]["content"])
+        told(1)
 
-    return list(await asyncio.gather(*(one(item, i % 2 == 1) for i, item in enumerate(asked))))
+    async with asyncio.TaskGroup() as group:
+        for place in sorted(range(len(asked)), key=lambda place: pictures[asked[place].picture]):
+            group.create_task(one(place))
+    return right
 
 
 async def evaluate(
-    client: httpx.AsyncClient, model: str, tasks: Mapping[str, Sequence[Item]], concurrency: int, control: str | None
-) -> dict[str, tuple[float, int]]:
-    """By task the share of right answers and the number of questions."""
+    client: httpx.AsyncClient, model: str, tasks: Tasks, concurrency: int, told: Told
+) -> dict[str, list[bool]]:
+    """By task whether the answer to each of its questions is right."""
+    right = await ask(client, model, [item for asked in tasks.values() for item in asked], concurrency, told)
+    following = iter(right)
+    return {task: [next(following) for _ in asked] for task, asked in tasks.items()}
+
+
+def tasks_of(cache: Path, count: int) -> dict[str, list[Item]]:
+    """All tasks; icons of the unseen vendor last. Raises SourceError."""
+    tasks = items(load_painter(EVALUATION, cache), count)
+    tasks[UNSEEN] = items(load_painter(UNSEEN_VENDOR, cache), count, ("icon",))["icon"]
+    return tasks
+
+
+def with_controls(tasks: Tasks, count: int) -> dict[str, Tasks]:
+    """The examination, and the first questions of each task with other pictures."""
+    rounds: dict[str, Tasks] = {PICTURE: tasks}
+    for kind in CONTROLS if count else ():
+        rounds[kind] = {task: controls(asked[:count], kind) for task, asked in tasks.items()}
+    return rounds
+
+
+async def run(options: argparse.Namespace, rounds: Mapping[str, Tasks]) -> tuple[str, dict[str, dict[str, list[bool]]]]:
+    """The model's name, and what is right by round and task. Raises httpx.HTTPError."""
+    total = sum(len(asked) for tasks in rounds.values() for asked in tasks.values())
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     found = {}
-    for task, asked in tasks.items():
-        said = await ask(client, model, controls(asked, control) if control else asked, concurrency)
-        right = [is_right(item, text) for item, text in zip(asked, said, strict=True)]
-        found[task] = round(sum(right) / len(right), 4), len(right)
-        print(f"{task:24} {found[task][0]:.3f} of {found[task][1]}", flush=True)
-    return found
-
-
-async def run(options: argparse.Namespace) -> dict[str, tuple[float, int]]:
-    """All tasks; icons of the unseen vendor last."""
-    tasks = items(load_painter(EVALUATION, options.cache), options.items)
-    unseen = items(load_painter(UNSEEN_VENDOR, options.cache), options.items, ("icon",))
-    tasks["icon of an unseen vendor"] = unseen["icon"]
     async with httpx.AsyncClient(base_url=options.url, timeout=TIMEOUT_S) as client:
-        return await evaluate(client, options.model, tasks, options.concurrency, options.control)
+        model = options.model or (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+        with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+            shown = progress.add_task("questions", total=total)
+            for kind, tasks in rounds.items():
+                progress.update(shown, description=kind)
+                found[kind] = await evaluate(
+                    client, model, tasks, options.concurrency, lambda count: progress.advance(shown, count)
+                )
+    return model, found
 
 
 def main() -> None:
-    """Prints a line a task."""
-    options = parser().parse_args()
-    found = asyncio.run(run(options))
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+    """Prints a table, and writes what it is asked to."""
+    arguments = parser()
+    options = arguments.parse_args()
+    if options.record is None and options.cache is None:
+        arguments.error("--cache is needed for icons and fonts; without them there is --record")
+    try:
+        rounds = (
+            {PICTURE: drawn_items()}
+            if options.record is not None
+            else with_controls(tasks_of(options.cache, options.items), options.control_items)
+        )
+        model, right = asyncio.run(run(options, rounds))
+    except (SourceError, httpx.HTTPError, ExceptionGroup) as error:
+        arguments.exit(1, f"{_words_of(error)}\n")
+    scores = {kind: {task: Score(sum(each), len(each)) for task, each in by.items()} for kind, by in right.items()}
+    figures = Figures(model=model, scores=scores)
+    print(as_table(figures))
+    if options.record is not None:
+        options.record.write_bytes(msgspec.json.format(msgspec.json.encode(Recorded.of(right[PICTURE]))) + b"\n")
+    if options.out is not None:
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
+    if options.card is not None:
+        options.card.write_text(with_figures(options.card.read_text(), figures))
+
+
+def _words_of(error: Exception) -> str:
+    """Of a group the first."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    detail = error.response.text[:300] if isinstance(error, httpx.HTTPStatusError) else ""
+    return f"{type(error).__name__}: {error} {detail}".strip()
 
 
 if __name__ == "__main__":
