@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from server.validate import eyes
 from server.validate.asking import Body, Refused, chat
 from server.validate.gate import Gate
 from server.validate.result import Check, StageResult, checked, skipped
@@ -58,7 +59,9 @@ def run(gate: Gate) -> StageResult:
         _same("the same picture, encoded again", first, cold, tolerance),
         _counted(first),
     ]
-    return StageResult(checks=tuple(checks), facts=(f"Pictures of {SIDE} x {SIDE} pixels, made for this purpose.",))
+    check, tables = eyes.seen(gate, http, name)
+    facts = (f"Pictures of {SIDE} x {SIDE} pixels, made for this purpose.",)
+    return StageResult(checks=(*checks, check), facts=facts, tables=tables)
 
 
 def takes_no_images(error: Refused) -> bool:

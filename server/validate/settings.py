@@ -31,6 +31,8 @@ class Effort:
     prompts: int
     """Of the comparisons of single requests."""
     output_tokens: int
+    seen_questions: int
+    """Of each task about what pictures show, at most."""
     curve_seconds: float
     input_lengths: tuple[int, ...]
     concurrencies: tuple[int, ...]
@@ -56,6 +58,7 @@ class Settings:
 USUAL = Effort(
     prompts=8,
     output_tokens=32,
+    seen_questions=16,
     curve_seconds=120.0,
     input_lengths=(128, 512, 2048),
     concurrencies=(1, 4, 16),
@@ -67,6 +70,7 @@ USUAL = Effort(
 QUICK = Effort(
     prompts=3,
     output_tokens=12,
+    seen_questions=4,
     curve_seconds=20.0,
     input_lengths=(128,),
     concurrencies=(1, 4),
