@@ -27,6 +27,8 @@ class Place:
     """Its generation."""
     is_quiet: bool = False
     """Others are to be preferred."""
+    adapts_images: bool = False
+    """As in `RuntimeInfo`; alike for all."""
 
 
 def work_of(live: Live) -> int:
@@ -107,7 +109,7 @@ class Dispatcher:
     ) -> Place:
         heard = [place for place in places if not place.is_quiet]
         good = [place for place in heard if place.engine not in unproved] or heard or places
-        blocks = prompt_blocks(request) if self._by_prefix else []
+        blocks = prompt_blocks(request, adapts_images=places[0].adapts_images) if self._by_prefix else []
         engine = self._router.choose(blocks, {place.engine: loads[place.engine] for place in good})
         self._router.gave(blocks, engine)
         return next(place for place in good if place.engine == engine)

@@ -70,7 +70,12 @@ class EngineLinks:
     def places(self) -> list[Place]:
         """Those that are there."""
         return [
-            Place(replica=link.replica, engine=link.generation, is_quiet=link.is_quiet or not link.is_attentive)
+            Place(
+                replica=link.replica,
+                engine=link.generation,
+                is_quiet=link.is_quiet or not link.is_attentive,
+                adapts_images=link.info is not None and link.info.adapts_images,
+            )
             for link in self._links
             if link.is_there
         ]

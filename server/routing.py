@@ -4,8 +4,8 @@ The rule is that of SGLang's router (its policy `cache_aware`): a request goes t
 longest beginning of its prompt, for there its keys and values are, if that beginning is a good part of the prompt and
 the engine is not much more loaded than the least loaded one; else to the least loaded one. SGLang keeps a tree of texts
 for each engine and counts requests. Here beginnings are known by the chained hashes of blocks of tokens, as in the
-engine's prefix cache (cache salt and images included), so that one entry for a block says who was last given all up to
-it; and load is counted in tokens.
+engine's prefix cache (cache salt, images and their adapter included), so that one entry for a block says who was last
+given all up to it; and load is counted in tokens.
 """
 
 from collections import OrderedDict
@@ -29,10 +29,11 @@ SLACK_FACTOR = 1.5
 lost their engine whenever the others had just answered."""
 
 
-def prompt_blocks(request: GenerationRequest) -> list[bytes]:
-    """A key for each whole block of the prompt, which also stands for all before it."""
+def prompt_blocks(request: GenerationRequest, *, adapts_images: bool = False) -> list[bytes]:
+    """A key for each whole block of the prompt, which also stands for all before it. `adapts_images` as in
+    `RuntimeInfo`."""
     ids = request.prompt_ids
-    key, keys = root_key(request.cache_salt), []
+    key, keys = root_key(request.cache_salt, adapted=adapts_images and bool(request.images.images)), []
     for index in range(min(len(ids) // BLOCK_TOKENS, MAX_PROMPT_BLOCKS)):
         start, end = index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS
         key = block_key(key, ids[start:end].tobytes() + span_content(request.images, start, end))

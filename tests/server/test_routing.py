@@ -39,6 +39,14 @@ def test_keys_stand_for_all_that_comes_before() -> None:
     assert shared(seen, asks(1, 2, 3, images=shows(RED, BLOCK_TOKENS + 1))) == 1
 
 
+def test_an_adapter_of_images_parts_their_prompts_from_others_as_in_the_prefix_cache() -> None:
+    text, seen = asks(1, 2), asks(1, 2, images=shows(RED, BLOCK_TOKENS))
+    assert shared(text, seen) == 1
+    keys, others = (prompt_blocks(one, adapts_images=True) for one in (text, seen))
+    assert keys == prompt_blocks(text)
+    assert not {*others} & {*keys, *prompt_blocks(seen)}
+
+
 @pytest.mark.parametrize(
     ("tokens", "blocks"),
     [(BLOCK_TOKENS - 1, 0), (BLOCK_TOKENS, 1), (BLOCK_TOKENS * (MAX_PROMPT_BLOCKS + 1), MAX_PROMPT_BLOCKS)],
