@@ -52,6 +52,7 @@ class PlanBuilder:
         self._seqs: list[Sequence] = []
         self._query_lens: list[int] = []
         self._drafts: list[array[int]] = []
+        self._adapted = ints()
         self.num_tokens = 0
         """Tokens of the step so far."""
 
@@ -59,6 +60,8 @@ class PlanBuilder:
         """Compute the next `num_tokens` known tokens of a sequence, and after the last one `drafts`; its block table
         covers them all."""
         query_len = num_tokens + len(drafts)
+        if seq.is_adapted:
+            self._adapted.append(len(self._seqs))
         self._seqs.append(seq)
         self._query_lens.append(query_len)
         self._drafts.append(drafts)
@@ -87,7 +90,7 @@ class PlanBuilder:
             encode=encode,
             images=self._span_rows(ends),
             pool=pool,
-            adapted=ints([index for index, seq in enumerate(seqs) if seq.is_adapted]),
+            adapted=self._adapted,
             states=StateRuns() if self._states is None else self._state_runs(self._states, kv_lens, ends),
         )
         num_drafts = [*map(len, self._drafts)]
