@@ -131,6 +131,7 @@ def load_runner(
     ops = sequences.ops(plain_ops)
     layout, opened, meter = ranks.mesh.layout, open_checkpoint(model_path, runtime.image_folder), MemoryMeter(device)
     needs, pool = plan_rank(opened, layout, runtime, scheduler, device, plain_ops, budget)
+    give_back_memory(device)  # as after loading
     before = meter.used()
     precision = Precision.of(runtime)
     model = load_model(
@@ -221,8 +222,19 @@ def _runner(
     if mesh.layout.pipeline_size > 1:
         method = None if scheduler.speculative_config is None else scheduler.speculative_config.method
         stage = Stage(decoder, mesh.pipeline, sequences, every_row=method == "mtp")
-    both_ways, norm, width = config.bidirectional_images, decoder.final_norm, scheduler.block_size
-    return Runner(served, kv, width, ops, images, both_ways, draft, norm, stage, sequences, decoder.expert_tokens)
+    return Runner(
+        served,
+        kv,
+        scheduler.block_size,
+        ops,
+        images=images,
+        bidirectional_images=config.bidirectional_images,
+        draft=draft,
+        final_norm=decoder.final_norm,
+        stage=stage,
+        sequences=sequences,
+        expert_tokens=decoder.expert_tokens,
+    )
 
 
 def _weight_cache(runtime: RuntimeConfig, ops: Ops) -> WeightCache | None:

@@ -77,6 +77,7 @@ class Runner:
         kv: Caches,
         block_size: int,
         ops: Ops,
+        *,
         images: ImageStore | None = None,
         bidirectional_images: bool = False,
         draft: DraftModel | None = None,

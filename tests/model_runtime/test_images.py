@@ -244,7 +244,7 @@ class Recorder:
 def test_the_runner_gives_the_model_its_images(store: ImageStore) -> None:
     model = Recorder()
     jobs = {0: (pixels(1), COUNT), 1: (pixels(2), COUNT + 1)}
-    result = Runner(model, [], 4, OPS, store).run(plan(jobs, [(2, COUNT, 0, 0)], []))
+    result = Runner(model, [], 4, OPS, images=store).run(plan(jobs, [(2, COUNT, 0, 0)], []))
     assert list(result.failed_slots) == [1]
     (row,) = model.batches[0].images
     assert (row.start, len(row.embeddings_NC)) == (2, COUNT)
