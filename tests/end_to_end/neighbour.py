@@ -9,6 +9,9 @@ from tests.end_to_end.conftest import Server, sse_events
 
 REQUEST = {"prompt": "The history of astronomy is", "max_tokens": 24, "temperature": 0.8, "seed": 5, "stream": True}
 
+REST_SECONDS = 0.3
+"""After an answer, which takes about as long: who never rests computes more than the tests beside it."""
+
 
 class Neighbour:
     """A client that asks the same, again and again, while others misbehave; every answer must be the first one."""
@@ -35,6 +38,7 @@ class Neighbour:
         try:
             while not self._stop.is_set():
                 self.answers.append(self._ask())
+                self._stop.wait(REST_SECONDS)
         except (httpx.HTTPError, ValueError) as error:
             self.failure = error
 
