@@ -1,7 +1,8 @@
 """What was planned beside what it really takes: logged after loading, and after the first large step. Made by
 `executor.py`, engine and worker processes.
 
-On CPU the system counts, as Linux does: pages that were touched. On other devices torch's allocator counts.
+On CPU the system counts, as Linux does: pages that were touched. What is in use it knows exactly, a peak to 32 pages or
+more for each processor that it was reached on, in which it adds them up. On other devices torch's allocator counts.
 """
 
 import logging
