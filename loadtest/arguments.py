@@ -1,7 +1,4 @@
-"""The flags of `firstlight loadtest`, and the definitions that its help states. Used by `server/cli.py`.
-
-Imports nothing heavy, since every command builds the whole parser.
-"""
+"""The flags of `firstlight loadtest`, and the definitions that its help states. Used by `server/cli.py`."""
 
 import argparse
 import os

@@ -1,6 +1,8 @@
 """`firstlight serve`: run the supervisor and show people how the start goes. Supervisor process."""
 
+import argparse
 import logging
+import os
 import shlex
 import time
 
@@ -11,9 +13,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from model_runtime.config import RuntimeInfo
 from server import supervisor, wire
-from server.config import ServeConfig
+from server.config import resolve
 from server.models import resolve_model
 from server.node import Node
+from server.torchrun import torchrun_variables
 
 
 class StartDisplay:
@@ -87,8 +90,9 @@ def curl_line(url: str, model: str, needs_key: bool) -> str:
     return f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d {data}"
 
 
-def run(config: ServeConfig) -> int:
-    """Serve until told to stop; the exit code."""
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until told to stop; the exit code. Raises OptionError, ModelNotFound, EmbeddedModelMissing."""
+    config = resolve(arguments, torchrun_variables(os.environ) | dict(os.environ))
     logging.getLogger().setLevel(config.process.log_level.upper())
     name = config.gateway.model_names(resolve_model(config.model).name)[0]
     console = Console()

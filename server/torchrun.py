@@ -1,4 +1,5 @@
-"""What torchrun tells the processes that it starts, in the names of variables of serve. Called by `server/cli.py`."""
+"""What torchrun tells the processes that it starts, in the names of variables of serve. Called by
+`server/serve_command.py`."""
 
 from collections.abc import Mapping
 

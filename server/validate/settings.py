@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_runtime.config import RuntimeConfig
-from server.config import SECTIONS, ServeConfig, add_arguments, resolve
+from server.config import SECTIONS, ServeConfig, resolve
+from server.config import add_arguments as add_options
 from server.options import OptionError, options_of
 
 NOT_HANDED_ON = ("host", "port", "health_port", "access_log", "log_level")
@@ -82,7 +83,7 @@ QUICK = Effort(
 MOST_MINUTES = 7 * 24 * 60
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command, and all of `serve`."""
     group = parser.add_argument_group("validation")
     group.add_argument("--quick", action="store_true", help="less of everything, in about a minute")
@@ -98,7 +99,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--folder", type=Path, help="where reports, log and progress go (default: firstlight-validate/NAME OF MODEL)"
     )
-    add_arguments(parser)
+    add_options(parser)
 
 
 def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> tuple[Settings, ServeConfig]:

@@ -186,11 +186,3 @@ def test_defaults_measure_enough() -> None:
     assert [made.num_requests(level) for level in made.levels] == [16, 16, 64]
     assert made.num_requests(Level(rate=2.0)) == 60
     assert settings("--requests", "5").num_requests(Level(concurrency=64)) == 5
-
-
-def test_other_commands_do_not_pay_for_it() -> None:
-    code = (
-        "import sys, server.cli; print([m for m in ('uvloop', 'matplotlib', 'loadtest.command') if m in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout.strip() == "[]"
