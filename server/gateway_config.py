@@ -13,6 +13,7 @@ ToolCallParser: TypeAlias = Literal[
     "deepseek_v3",
     "deepseek_v31",
     "kimi_k2",
+    "kimi_k3",
     "harmony",
     "mistral",
     "qwen3_coder",

@@ -15,6 +15,7 @@ from server.tools.calls import AnswerPart
 from server.tools.plain_json import plain_json
 from server.tools.reader import Format, ToolReader
 from server.tools.use import ToolUse
+from server.xtml import SectionSplitter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,9 @@ class Parts:
     """Bytes of the text that is decided: of all that the model wrote, marks included, unless a stop string cut it."""
 
 
-def _splitter(marks: ReasoningMarks, *, is_open: bool) -> ReasoningSplitter | ChannelSplitter:
+def _splitter(marks: ReasoningMarks, *, is_open: bool) -> ReasoningSplitter | ChannelSplitter | SectionSplitter:
+    if marks.closers:
+        return SectionSplitter(is_open=is_open)
     return ChannelSplitter(is_open=is_open) if marks.answer else ReasoningSplitter(marks, is_open=is_open)
 
 

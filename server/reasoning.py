@@ -20,6 +20,9 @@ class ReasoningMarks:
     (`server/channels.py`)."""
     tokens: tuple[str, ...] = ()
     """What may be special tokens, where these are others than `begin` and `end`."""
+    closers: tuple[str, ...] = ()
+    """What ends an answer, and then its message, where both are sections of which the prompt opens the first
+    (`server/xtml.py`). Calls follow the answer, if only an empty one."""
 
 
 _KNOWN = (

@@ -34,9 +34,9 @@ _GAP = r"GAP: /[ \n]{1,4}/"
 def output_grammar(grammar: Grammar, specials: Mapping[str, int]) -> OutputGrammar:
     """`specials` are the special tokens by their spelling. Raises GrammarError for a text that is not of its kind;
     what it means is seen when it is compiled."""
-    parts, before = {"output": _rules(grammar, specials)}, ""
+    before = _before_answer(grammar, specials)
+    parts = {"output": _rules(grammar, specials, before)}
     if grammar.reasoning is not None:
-        before = _literal(grammar.reasoning.answer, specials) if grammar.reasoning.answer else ""
         opened = "" if grammar.kind == "calls" else before
         parts = {"reasoning": _reasoning(grammar.reasoning, grammar.is_reasoning, opened, specials)} | parts
     if grammar.answer is not None:
@@ -69,7 +69,16 @@ def _json_begins(grammar: Grammar) -> tuple[str, ...]:
     return (*dict.fromkeys(structure["begin"] for structure in structures), *answer)
 
 
-def _rules(grammar: Grammar, specials: Mapping[str, int]) -> str:
+def _before_answer(grammar: Grammar, specials: Mapping[str, int]) -> str:
+    """What stands before an answer in any case, behind reasoning if there is any."""
+    marks = grammar.reasoning
+    if marks is None or not marks.answer or (marks.closers and not grammar.is_reasoning):  # the prompt has it
+        return ""
+    return _literal(marks.answer, specials)
+
+
+def _rules(grammar: Grammar, specials: Mapping[str, int], before: str = "") -> str:
+    """`before` stands before an answer."""
     match grammar.kind:
         case "json_object":
             return f"start: {_json({'type': 'object'})}"
@@ -84,7 +93,9 @@ def _rules(grammar: Grammar, specials: Mapping[str, int]) -> str:
         case "structural_tag":
             return _tags(json.loads(grammar.text), specials)
         case "calls":
-            return _calls(json.loads(grammar.text), grammar.answer is not None, specials)
+            closers = () if grammar.reasoning is None else grammar.reasoning.closers
+            empty = f"{before} {_literal(closers[0], specials)}" if closers else ""
+            return _calls(json.loads(grammar.text), grammar.answer is not None, empty, specials)
 
 
 def _json(schema: Json) -> str:
@@ -121,9 +132,14 @@ def _user_grammar(text: str) -> str:
 
 
 def _reasoning(marks: ReasoningMarks, is_reasoning: bool, before: str, specials: Mapping[str, int]) -> str:
-    """What comes before the answer: reasoning, if there is any, and what stands before an answer in any case."""
+    """What comes before the answer: reasoning, if there is any, and what stands before an answer in any case; and what
+    may come behind it."""
+    behind = " ".join(f"({_literal(mark, specials)})?" for mark in marks.closers)
+    if marks.closers and not is_reasoning:
+        return f"start: @output {behind}"
     opened = "thought GAP?" if is_reasoning else f"({_literal(marks.begin, specials)} thought GAP?)?"
-    return "\n".join([f"start: {opened} {before} @output", _up_to("thought", marks.end, specials), _ANY_TEXT, _GAP])
+    start = f"start: {opened} {before} @output {behind}"
+    return "\n".join([start, _up_to("thought", marks.end, specials), _ANY_TEXT, _GAP])
 
 
 def _up_to(rule: str, mark: str, specials: Mapping[str, int]) -> str:
@@ -151,8 +167,8 @@ def _tags(tags: Json, specials: Mapping[str, int]) -> str:
     return "\n".join([f"start: ({' | '.join(names)})* TEXT", *rules])
 
 
-def _calls(calls: Json, has_answer: bool, specials: Mapping[str, int]) -> str:
-    """Calls and white space between them; or an answer."""
+def _calls(calls: Json, has_answer: bool, before: str, specials: Mapping[str, int]) -> str:
+    """Calls and white space between them, with what stands before the first; or an answer."""
     structures = calls["calls"]
     assert isinstance(structures, list), "made by `server/tools/forced.py`"
     rules = [r"GAP: /[ \n]{1,2}/"]
@@ -161,7 +177,7 @@ def _calls(calls: Json, has_answer: bool, specials: Mapping[str, int]) -> str:
         rules.append(f"call_{index}: {begin} {_json(call['schema'])} {end}")
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(structures))))
     more = "" if calls["only_one"] else f" (GAP? call){{0,{MAX_CALLS - 1}}}"
-    return "\n".join([f"start: call{more}{' | @answer' if has_answer else ''}", *rules])
+    return "\n".join([f"start: {before} call{more}{' | @answer' if has_answer else ''}", *rules])
 
 
 def _call_begin(text: str, specials: Mapping[str, int]) -> str:

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from server.tools import deepseek, harmony, hermes, kimi, llama, mistral, plain_json
+from server.tools import deepseek, harmony, hermes, kimi, llama, mistral, plain_json, xtml
 from server.tools.forced import Wrap
 from server.tools.glm import glm
 from server.tools.qwen_coder import qwen_coder
 from server.tools.reader import Format
+from server.xtml import MARKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
             templates=((kimi.BEGIN,),),
             marks=(kimi.ALL_BEGIN, kimi.ALL_END, kimi.BEGIN, kimi.SEPARATOR, kimi.END),
         ),
+        "kimi_k3": ToolFormat(read=xtml.xtml, wrap=xtml.wrap, marks=MARKS.tokens),
         "harmony": ToolFormat(
             read=harmony.harmony,
             wrap=harmony.wrap,

@@ -33,12 +33,13 @@ class Parameters:
         self._declared = declared if isinstance(declared, Mapping) else {}
         self._seen: set[str] = set()
 
-    def read(self, key: str, *ends: str, first: str = "") -> Step[str]:
+    def read(self, key: str, *ends: str, first: str = "", types: set[str] | None = None) -> Step[str]:
         """A value up to one of `ends`, which is returned. A string is passed on as it comes; anything else is one if it
-        is no JSON of a type that the schema allows. Raises Malformed for an argument that was there before."""
+        is no JSON of one of `types`, which are those that the schema allows where there are none. Raises Malformed for
+        an argument that was there before."""
         if key in self._seen:
             raise Malformed
-        draft, types = self._draft, _types_of(self._declared.get(key))
+        draft, types = self._draft, _types_of(self._declared.get(key)) if types is None else types
         draft.put(("," if self._seen else "{") + json.dumps(key, ensure_ascii=False) + ":")
         self._seen.add(key)
         if types == {"string"}:

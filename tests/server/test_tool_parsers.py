@@ -121,11 +121,16 @@ def test_arguments_come_as_they_are_written() -> None:
     text = "x" * 1800
     arguments = json.dumps({"text": text})
     wrapped = [(name, arguments.join(format.wrap("write_file"))) for name, format in FORMATS.items() if format.wrap]
-    assert len(wrapped) == 8
+    assert len(wrapped) == 9
     for name, output in (
         *wrapped,
         ("qwen3_coder", f"<function=write_file><parameter=text>{text}</parameter></function>"),
         ("glm45", f"<tool_call>write_file<arg_key>text</arg_key><arg_value>{text}</arg_value></tool_call>"),
+        (
+            "kimi_k3",
+            f'<|open|>call tool="write_file"<|sep|><|open|>argument key="text" type="string"<|sep|>{text}'
+            "<|close|>argument<|sep|><|close|>call<|sep|>",
+        ),
     ):
         reader = ToolReader(FORMATS[name].read, TOOLS)
         reader.push(output[: len(output) // 2])

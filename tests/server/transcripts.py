@@ -247,6 +247,74 @@ KIMI = [
     Transcript(_kimi("functions.no:0", "{}"), _kimi("functions.no:0", "{}"), complete=False),
 ]
 
+
+def _k3_call(name: str, *arguments: tuple[str, str, str]) -> str:
+    """Arguments: (key, type, text)"""
+    inner = "".join(
+        f'<|open|>argument key="{key}" type="{kind}"<|sep|>{text}<|close|>argument<|sep|>'
+        for key, kind, text in arguments
+    )
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{inner}<|close|>call<|sep|>'
+
+
+def _k3(*calls: str) -> str:
+    return f"<|open|>tools<|sep|>{''.join(calls)}<|close|>tools<|sep|>"
+
+
+_K3_JSON = '<|open|>call tool="{name}" index="1"<|sep|><|open|>json type="object"<|sep|>{json}<|close|>json<|sep|>'
+KIMI_K3 = [
+    Transcript(_k3(_k3_call("get_weather", ("city", "string", "Paris"))), calls=[_weather()]),
+    Transcript(
+        "Two.\n"
+        + _k3(
+            _k3_call("write_file", ("path", "string", HARD["path"]), ("text", "string", HARD["text"])),
+            "\n" + _k3_call("get_weather", ("where", "object", '{"at": [1, {"x": null}]}'), ("days", "number", " 3\n")),
+        )
+        + "\n",
+        "Two.",
+        [("write_file", HARD), _weather({"where": {"at": [1, {"x": None}]}, "days": 3})],
+    ),
+    Transcript(
+        _k3(
+            _k3_call(
+                "mixed",
+                *(("maybe", "null", "null"), ("ratio", "number", "-2.5e3"), ("flag", "boolean", "true")),
+                *(("unit", "string", "C"), ("list", "array", "[1, []]"), ("&amp;&quot;k", "string", "&amp;")),
+            )
+        ),
+        calls=[
+            ("mixed", {"maybe": None, "ratio": -2500.0, "flag": True, "unit": "C", "list": [1, []], '&"k': "&amp;"})
+        ],
+    ),
+    Transcript(
+        _k3(_k3_call("get_weather", ("city", "number", "Par]is"), ("days", "string", "3"), ("x", "integer", "7"))),
+        calls=[_weather({"city": "Par]is", "days": "3", "x": 7})],
+    ),
+    Transcript(
+        '<|open|>call tool="get_weather"<|sep|><|open|>argument key="days"<|sep|>3<|close|>argument<|sep|>'
+        '<|open|>argument key="city"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>' + _k3_call("now"),
+        calls=[_weather({"days": 3, "city": "3"}), ("now", {})],
+    ),
+    Transcript(
+        _k3(_K3_JSON.format(name="write_file", json=HARD_JSON) + "<|close|>call<|sep|>"), calls=[("write_file", HARD)]
+    ),
+    Transcript(
+        _k3(_k3_call("get_weather", ("city", "string", "<|open|>think<|sep|><|close|>call<|sep|>"))),
+        calls=[_weather({"city": "<|open|>think<|sep|><|close|>call<|sep|>"})],
+    ),
+    Transcript(
+        _k3(_k3_call("no", ("a", "string", "b")), _k3_call("now")),
+        _k3_call("no", ("a", "string", "b")),
+        [("now", {})],
+    ),
+    Transcript("<|open|>call<|sep|> <|open|>to", "<|open|>call<|sep|> <|open|>to", complete=False),
+    Transcript(
+        '<|open|>call tool="now"<|sep|><|open|>argument<|sep|>',
+        '<|open|>call tool="now"<|sep|><|open|>argument<|sep|>',
+        complete=False,
+    ),
+]
+
 PLAIN_JSON = [
     Transcript(_json("get_weather", PARIS_JSON), calls=[_weather()]),
     Transcript(
@@ -267,6 +335,7 @@ ALL = {
     "deepseek_v31": DEEPSEEK[2:],
     "harmony": HARMONY,
     "kimi_k2": KIMI,
+    "kimi_k3": KIMI_K3,
     "json": PLAIN_JSON,
 }
 CASES = [(name, transcript) for name, transcripts in ALL.items() for transcript in transcripts]
