@@ -8,23 +8,20 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from scheduler.plan import ints
 from server.errors import BadRequest, context_overflow
 from server.images import PreparedImage
-from server.prompt.continuation import mark_end, up_to
 from server.prompt.images import ChatPrompt, ImageMarkup
-from server.prompt.messages import Form, Message, image_urls, plain_message, texts_of
-from server.prompt.options import MAX_TRUNCATED, ChatOptions
-from server.prompt.special import SpecialText, choose_breakers, escaped, protect_all, strings_in
-from server.prompt.template import ChatTemplate, RenderTooLong
+from server.prompt.jinja import JinjaRenderer
+from server.prompt.messages import Message, all_texts
+from server.prompt.options import MAX_TRUNCATED, ChatOptions, checked_ids
 from server.prompt.tokenizer import Tokenizer
-from server.prompt.tool_form import arranged
-from server.reasoning import is_open, marks_of
-from server.tools import plain_json
-from server.tools.formats import FORMATS, format_of
+from server.prompt.xtml import XtmlRenderer
+from server.reasoning import ReasoningMarks
+from server.tools.formats import FORMATS, ToolFormat
 from vision.config import Preprocessor
 
 logger = logging.getLogger(__name__)
@@ -33,42 +30,50 @@ Prompt = str | Sequence[int]
 
 DEFAULT_OPTIONS = ChatOptions()
 
-_TEMPLATE_CHARS = 65_536
-"""Text that a template may add to the users'."""
 _THREAD_CHARS = 16_384
 """Shorter prompts are built on the event loop: about 10 ms."""
 
 
+class Renderer(Protocol):
+    """Writes the conversations of one model."""
+
+    names: frozenset[str]
+    """The variables that it knows."""
+    reserved: frozenset[str]
+    """Names that no request may give another meaning."""
+    reasoning: ReasoningMarks | None
+    """The marks around the model's reasoning."""
+    tool_format: ToolFormat
+    """In which the model writes calls."""
+
+    def prompt(
+        self, messages: Sequence[Message], images: Sequence[PreparedImage], *, max_model_len: int, options: ChatOptions
+    ) -> ChatPrompt:
+        """The conversation as ids and images. Raises BadRequest."""
+        ...
+
+
 class PromptBuilder:
-    """The model's tokenizer and chat template, applied to requests. Thread-safe."""
+    """The model's tokenizer and form of conversations, applied to requests. Thread-safe."""
 
     def __init__(
         self, tokenizer: Tokenizer, preprocessor: Preprocessor | None = None, *, tool_parser: str = "auto"
     ) -> None:
         """Without a preprocessor the model takes no images. `tool_parser` is a name in FORMATS, or "auto" for what the
-        chat template stands for. Raises CheckpointError when the template has a syntax error."""
+        form of conversations stands for. Raises CheckpointError when the template has a syntax error."""
         self.tokenizer = tokenizer
-        self._special = SpecialText(tokenizer.special_literals)
-        self._markup = None if preprocessor is None else ImageMarkup(preprocessor, tokenizer)
-        source = tokenizer.chat_template
-        if source is None:
-            logger.warning(
-                "the model has no chat template, so chat completions and images are refused; "
-                "a folder takes one as chat_template.jinja"
-            )
-        self._template = None if source is None else ChatTemplate(source, tokenizer.special_variables)
-        self._form = Form() if self._template is None else _form(self._template, self._markup, source or "")
-        self.reasoning = None if source is None else marks_of(source)
+        markup = None if preprocessor is None else ImageMarkup(preprocessor, tokenizer)
+        self._renderer = _renderer(tokenizer, markup, tool_parser)
+        self.reasoning = None if self._renderer is None else self._renderer.reasoning
         """The marks around the model's reasoning."""
-        shows_tools = self._template is not None and self._template.tool_form.shows_tools
-        known = format_of(source or "", shows_tools=shows_tools)
+        known = FORMATS["json"] if self._renderer is None else self._renderer.tool_format
         self.tool_format = known if tool_parser == "auto" else FORMATS[tool_parser]
         """In which the model writes calls."""
 
     @property
     def variables(self) -> frozenset[str]:
-        """The variables that the chat template knows."""
-        return frozenset() if self._template is None else self._template.names
+        """The variables that conversations know."""
+        return frozenset() if self._renderer is None else self._renderer.names
 
     async def chat(
         self,
@@ -80,77 +85,18 @@ class PromptBuilder:
     ) -> ChatPrompt:
         """A conversation as ids and images. Keys of a message: role (one of ROLES), content (a string, None, or a list
         of parts), name, tool_calls, tool_call_id, reasoning_content. `images` are those of the messages' parts of type
-        image_url, in order. Special tokens and placeholders come from the template alone."""
-        if self._template is None:
+        image_url, in order. Special tokens and placeholders come from the form of conversations alone."""
+        if self._renderer is None:
             raise BadRequest("This model has no chat template; use /v1/completions.", param="messages")
         if not messages:
             raise BadRequest("messages must not be empty.", param="messages")
-        assert self._markup is None or len(image_urls(messages)) == len(images), "an image for each URL"
         for name in options.variables:
-            if name in self._template.reserved:
+            if name in self._renderer.reserved:
                 raise BadRequest(f"chat_template_kwargs cannot change {name}.", param="chat_template_kwargs")
-        texts = [text for message in messages for text in texts_of(message)]
-        texts += [*strings_in(options.variables), *strings_in(options.tools)]
-        chars = sum(map(len, texts))
+        chars = sum(map(len, all_texts(messages, options.variables, options.tools)))
         self._check_chars(chars, max_model_len, "messages")
-        build = partial(self._chat, self._template, messages, texts, images, max_model_len, options)
+        build = partial(_written, self._renderer, messages, images, max_model_len, options)
         return await asyncio.to_thread(build) if chars > _THREAD_CHARS or images else build()
-
-    def _chat(
-        self,
-        template: ChatTemplate,
-        messages: Sequence[Message],
-        texts: Sequence[str],
-        images: Sequence[PreparedImage],
-        max_model_len: int,
-        options: ChatOptions,
-    ) -> ChatPrompt:
-        breakers = choose_breakers(texts, 1 + options.continue_final_message)
-        breaker, mark = breakers[0], breakers[-1]
-        try:
-            text = self._render(template, messages, breaker, mark, max_model_len, options)
-        except RenderTooLong:
-            raise context_overflow(max_model_len, max_model_len) from None
-        except RecursionError:
-            raise BadRequest("The messages are nested too deeply.", param="messages") from None
-        encode = partial(self.tokenizer.encode_rendered, breaker=breaker, add_special_tokens=options.add_special_tokens)
-        if self._markup is None or not images:
-            ids = encode(text)[-(options.keep_last or 0) :]
-            prompt = ChatPrompt(ids=_checked(ids, max_model_len, "messages"))
-        else:
-            prompt = self._markup.place(encode(self._markup.surround(text)), images, max_model_len, options.keep_last)
-        started = "".join(texts_of(messages[-1])) if options.continue_final_message else ""
-        return replace(prompt, is_reasoning=is_open(self.reasoning, text, started))
-
-    def _render(
-        self,
-        template: ChatTemplate,
-        messages: Sequence[Message],
-        breaker: str,
-        mark: str,
-        max_model_len: int,
-        options: ChatOptions,
-    ) -> str:
-        """The template's text, in which the breaker interrupts what users' text could become."""
-        protect = partial(self._special.protect, breaker=breaker)
-        plain = [
-            plain_message(message, f"messages[{index}]", protect=protect, form=self._form)
-            for index, message in enumerate(messages)
-        ]
-        tools = [protect_all(tool, protect) for tool in options.tools]
-        wrap = self.tool_format.wrap or plain_json.wrap
-        plain = arranged(plain, tools, template.tool_form, wrap=wrap, takes_parts=template.takes_parts)
-        if options.continue_final_message:
-            mark_end(plain[-1], mark)
-        text = template.render(
-            plain,
-            {name: protect_all(value, protect) for name, value in options.variables.items()},
-            tools=tools,
-            add_generation_prompt=options.add_generation_prompt,
-            max_chars=self._char_limit(max_model_len) + _TEMPLATE_CHARS,
-        )
-        text = text.replace(escaped(breaker), breaker)
-        return up_to(text.replace(escaped(mark), mark), mark) if options.continue_final_message else text
 
     async def completions(
         self,
@@ -196,27 +142,38 @@ class PromptBuilder:
             if len(prompt) > max_model_len * (1 if keep_last is None else MAX_TRUNCATED):
                 raise context_overflow(len(prompt), max_model_len, param=param)
             ids = ints(list(check_ids(self.tokenizer, prompt, param)))
-        return _checked(ids[-(keep_last or 0) :], max_model_len, param, least_output)
-
-    def _char_limit(self, max_model_len: int) -> int:
-        return max_model_len * self.tokenizer.max_token_bytes
+        return checked_ids(ids[-(keep_last or 0) :], max_model_len, param, least_output)
 
     def _check_chars(self, chars: int, max_model_len: int, param: str) -> None:
         """A text with more characters than the longest tokens hold bytes cannot fit; it is not even tokenized."""
-        if chars > self._char_limit(max_model_len):
+        if chars > max_model_len * self.tokenizer.max_token_bytes:
             raise context_overflow(-(-chars // self.tokenizer.max_token_bytes), max_model_len, param=param)
 
 
-def _form(template: ChatTemplate, markup: ImageMarkup | None, source: str) -> Form:
-    literal = None if markup is None else markup.literal
-    says_thinking = ".thinking" in source and "reasoning_content" not in source
-    return Form(
-        takes_parts=template.takes_parts,
-        knows_developer=template.knows_developer,
-        image_literal=literal,
-        shows_images=literal is not None and template.shows_images(literal),
-        reasoning_name="thinking" if says_thinking else "reasoning_content",
+def _renderer(tokenizer: Tokenizer, markup: ImageMarkup | None, tool_parser: str) -> Renderer | None:
+    source = tokenizer.chat_template
+    if source is not None:
+        return JinjaRenderer(source, tokenizer, markup, tool_parser=tool_parser)
+    if tokenizer.writes_xtml:
+        return XtmlRenderer(tokenizer)
+    logger.warning(
+        "the model has no chat template, so chat completions and images are refused; "
+        "a folder takes one as chat_template.jinja"
     )
+    return None
+
+
+def _written(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    images: Sequence[PreparedImage],
+    max_model_len: int,
+    options: ChatOptions,
+) -> ChatPrompt:
+    try:
+        return renderer.prompt(messages, images, max_model_len=max_model_len, options=options)
+    except RecursionError:
+        raise BadRequest("The messages are nested too deeply.", param="messages") from None
 
 
 def output_budget(prompt_tokens: int, max_model_len: int, requested: int | None) -> int:
@@ -268,11 +225,3 @@ def _as_list(prompt: str | Sequence[int] | Sequence[Prompt]) -> list[Prompt]:
         return [prompt]
     numbers = [item for item in prompt if isinstance(item, int)]
     return [numbers] if numbers else [item for item in prompt if not isinstance(item, int)]
-
-
-def _checked(ids: "array[int]", max_model_len: int, param: str, least_output: int = 1) -> "array[int]":
-    if not ids:
-        raise BadRequest(f"{param} must not be empty: it holds no token.", param=param)
-    if len(ids) + least_output > max_model_len:
-        raise context_overflow(len(ids), max_model_len, param=param)
-    return ids

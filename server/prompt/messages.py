@@ -1,11 +1,12 @@
-"""Chat messages in the form that templates know. Used by `server/prompt/build.py`; API process. Pure."""
+"""Chat messages in the form that templates know. Used by `server/prompt/build.py` and its renderers;
+API process. Pure."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from server.errors import BadRequest
-from server.prompt.special import protect_all
+from server.prompt.special import protect_all, strings_in
 
 Message = Mapping[str, object]
 Protect = Callable[[str], str]
@@ -41,6 +42,11 @@ def texts_of(message: Message) -> Iterator[str]:
     yield from (value for value in values if isinstance(value, str))
 
 
+def all_texts(messages: Sequence[Message], *values: object) -> list[str]:
+    """Every text of a conversation, and of JSON values beside it."""
+    return [*(text for message in messages for text in texts_of(message)), *strings_in(values)]
+
+
 def image_urls(messages: Sequence[Message]) -> list[str]:
     """The URLs of all images, in order. Raises BadRequest for an image of a role that has none, or without a URL."""
     urls = []
@@ -69,6 +75,8 @@ class Form:
     knows_developer: bool = False
     image_literal: str | None = None
     """What stands for an image in a string; None for a model that takes no images."""
+    keeps_parts: bool = False
+    """Content may be a list of parts, whatever the role."""
     shows_images: bool = False
     """A list of parts may hold images."""
     reasoning_name: str = "reasoning_content"
@@ -76,17 +84,17 @@ class Form:
 
 
 def plain_message(message: Message, where: str, *, protect: Protect, form: Form) -> dict[str, object]:
-    """The message without empty fields, each string of the user's protected. Where the template shows images, a list of
-    parts of a role that may have them stays one, with {"type": "image"} for each image; else the content becomes one
-    string (parts are joined by newlines: many templates read the first part of a system message alone), in a list of
-    one part where the template takes parts. Role `developer` becomes `system` unless the template knows it. `where`
-    names the message in errors. Raises BadRequest."""
+    """The message without empty fields, each string of the user's protected. Where the form keeps parts, or images are
+    shown and the role may have them, a list of parts stays one, with {"type": "image"} for each image; else the content
+    is one string (parts are joined by newlines: many templates read the first part of a system message alone), in a
+    list of one part where the template takes parts. Role `developer` becomes `system` unless the template knows it.
+    `where` names the message in errors. Raises BadRequest."""
     role = message.get("role")
     if role not in ROLES:
         raise BadRequest(f"{where}.role must be one of {', '.join(ROLES)}.", param="messages")
     if role == "developer" and not form.knows_developer:
         role = "system"
-    keeps_parts = form.shows_images and role in _IMAGE_ROLES
+    keeps_parts = form.keeps_parts or (form.shows_images and role in _IMAGE_ROLES)
     content = _plain_content(message.get("content"), f"{where}.content", protect, form, keeps_parts)
     plain: dict[str, object] = {"role": role, "content": content}
     for key in _TEXT_FIELDS:

@@ -1,12 +1,13 @@
 """How a conversation becomes a prompt, beside its messages: what requests may say about it, and the checks.
 
-Made by `server/api/conversation.py`, read by `server/prompt/build.py`; API process. Pure.
+Made by `server/api/conversation.py`, read by `server/prompt/build.py` and its renderers; API process. Pure.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from server.errors import BadRequest
+from server.errors import BadRequest, context_overflow
 
 MAX_TRUNCATED = 8
 """A prompt that is to be truncated may have this many times the model's length in token ids."""
@@ -44,3 +45,12 @@ def keep_last(truncate: int | None, max_model_len: int, answer: int) -> int | No
         f"truncate_prompt_tokens must be -1, or from 1 to the model's length of {max_model_len} tokens.",
         param="truncate_prompt_tokens",
     )
+
+
+def checked_ids(ids: "array[int]", max_model_len: int, param: str, least_output: int = 1) -> "array[int]":
+    """The ids of a prompt. Raises BadRequest where there are none, or no room for so many tokens of an answer."""
+    if not ids:
+        raise BadRequest(f"{param} must not be empty: it holds no token.", param=param)
+    if len(ids) + least_output > max_model_len:
+        raise context_overflow(len(ids), max_model_len, param=param)
+    return ids

@@ -19,6 +19,8 @@ from server.prompt.tiktoken_file import read_tiktoken
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+_XTML_TYPE = "kimi_k3"
+"""The `model_type` of checkpoints whose conversations are XTML."""
 _CONTROL, _USER_DEFINED = 3, 4
 """Values of `tokenizer.ggml.token_type`."""
 
@@ -45,6 +47,8 @@ class TokenizerSource:
     chat_template: str | None
     special_variables: dict[str, str]
     """Names that templates know (`bos_token`, `eos_token`, ...) -> token."""
+    writes_xtml: bool = False
+    """There is no template, since conversations are what `server/prompt/xtml.py` writes."""
 
 
 def read_source(model_path: Path) -> TokenizerSource:
@@ -60,11 +64,13 @@ def _from_folder(folder: Path) -> TokenizerSource:
     extra = config.get("additional_special_tokens") or []
     named = [*variables.values(), *map(_content, extra if isinstance(extra, list) else [])]
     fast.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _unflagged(fast, named)])
+    template = _folder_template(folder, config)
     return TokenizerSource(
         fast=fast,
         tokens=_tokens_by_id(fast),
-        chat_template=_folder_template(folder, config),
+        chat_template=template,
         special_variables=variables,
+        writes_xtml=template is None and read_json_if_any(folder / "config.json").get("model_type") == _XTML_TYPE,
     )
 
 

@@ -11,6 +11,7 @@ import re
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 import tokenizers
 
@@ -22,6 +23,9 @@ from server.prompt.source import TokenizerSource, read_source
 MARK = "\ufdd0"
 """A noncharacter (Unicode 23.7); begins every alias. Where a text spells an alias, its MARK gets an alias too, and it
 stays text."""
+
+Piece: TypeAlias = str | int
+"""Of a prompt: a text, in which literals of special tokens are text, or a token id."""
 
 _FIRST_ALIAS = 0xF0000
 _FORGED = MARK + "(?=[\ufdd1-\ufdef]*[\U000f0000-\U000fffff])"
@@ -42,7 +46,7 @@ class Tokenizer:
 
     def __init__(self, source: TokenizerSource) -> None:
         """Raises CheckpointError when the bytes of tokens cannot be told."""
-        self.chat_template = source.chat_template
+        self.chat_template, self.writes_xtml = source.chat_template, source.writes_xtml
         self.special_variables = source.special_variables
         self._fast = source.fast
         self._added = dict(sorted(source.fast.get_added_tokens_decoder().items()))
@@ -124,6 +128,16 @@ class Tokenizer:
         template's own: those are text, the template's are special, `breaker` itself vanishes."""
         aliased = self._literals.sub(lambda match: self._alias_of[match[0]], text)
         ids = self._resolved(aliased.replace(breaker, ""))
+        return self._prefix + ids + self._suffix if add_special_tokens else ids
+
+    def encode_pieces(self, pieces: Iterable[Piece], *, add_special_tokens: bool) -> "array[int]":
+        """int32 ids of texts that are encoded each by itself, with the ids between them."""
+        ids = ints()
+        for piece in pieces:
+            if isinstance(piece, str):
+                ids.extend(self.encode(piece, add_special_tokens=False, allow_special=False))
+            else:
+                ids.append(piece)
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
     async def encode_async(self, text: str, *, add_special_tokens: bool, allow_special: bool) -> "array[int]":

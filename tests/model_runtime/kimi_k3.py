@@ -16,7 +16,7 @@ LAYERS, GROUP, FULL = 6, 2, (2, 4, 6)
 HEADS, HIDDEN, KDA_DIM, WIDTH = 4, 48, 16, 4
 QUERY_RANK, LATENT_RANK, PLAIN, SHARED, VALUE = 24, 20, 12, 8, 14
 EXPERTS, CHOSEN, EXPERT_WIDTH, EXPERT_SIZE, NUM_SHARED = 6, 2, 32, 24, 2
-VOCAB, EPS = 259, 1e-5
+VOCAB, LENGTH, EPS = 259, 256, 1e-5
 TEXT: dict[str, object] = {
     "model_type": "kimi_linear",
     "vocab_size": VOCAB,
@@ -58,16 +58,16 @@ TEXT: dict[str, object] = {
     "num_expert_group": 1,
     "topk_group": 1,
     "routed_scaling_factor": 1.3,
-    "model_max_length": 256,
+    "model_max_length": LENGTH,
 }
 CONFIG: dict[str, object] = {"model_type": "kimi_k3", "text_config": TEXT, "eos_token_id": 2, "dtype": "float32"}
 
 
-def shapes() -> dict[str, tuple[int, ...]]:
+def shapes(vocab: int) -> dict[str, tuple[int, ...]]:
     """Of the language model's tensors, by what follows `language_model.`"""
     found: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
-        "lm_head.weight": (VOCAB, HIDDEN),
+        "model.embed_tokens.weight": (vocab, HIDDEN),
+        "lm_head.weight": (vocab, HIDDEN),
     }
     found |= {"model.norm.weight": (HIDDEN,)} | _mixture("model.output_attn_res")
     for layer in range(LAYERS):
@@ -122,17 +122,21 @@ def _experts(key: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def write_checkpoint(folder: Path, seed: int = 0) -> dict[str, Tensor]:
+def write_checkpoint(
+    folder: Path, seed: int = 0, *, vocab: int = VOCAB, length: int = LENGTH, eos: int = 2
+) -> dict[str, Tensor]:
     """With a tensor of an image tower, which nobody reads; gives the language model's."""
     generator, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()
-    for key, shape in shapes().items():
+    for key, shape in shapes(vocab).items():
         is_norm = "norm" in key
         tensors[key] = torch.randn(shape, generator=generator) * 0.2 + (1.0 if is_norm else 0.0)
         if key.endswith("A_log"):
             tensors[key][HEADS:] = 0
     stored = {f"language_model.{key}": tensor for key, tensor in tensors.items()}
     save_file(stored | {"vision_tower.patch_embed.proj.weight": torch.ones(2, 2)}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    text = TEXT | {"vocab_size": vocab, "model_max_length": length}
+    config = CONFIG | {"text_config": text, "eos_token_id": eos}
+    (folder / "config.json").write_text(json.dumps(config))
     return tensors
 
 

@@ -61,9 +61,9 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</
 """A call as models of the format `hermes` write it."""
 
 
-def ids_of(text: str) -> list[int]:
+def ids_of(text: str, tokenizer: Tokenizer = TOKENIZER) -> list[int]:
     """The tokens of an output."""
-    return TOKENIZER.encode(text, add_special_tokens=False, allow_special=True).tolist()
+    return tokenizer.encode(text, add_special_tokens=False, allow_special=True).tolist()
 
 
 def logprob_of(token_id: int) -> float:
@@ -74,12 +74,14 @@ def logprob_of(token_id: int) -> float:
 Script = Callable[[GenerationRequest, int], list[Event | Exception]]
 
 
-def says(*texts: str, reason: str = "stop", per_event: int = 1, cached: int = 0) -> Script:
+def says(
+    *texts: str, reason: str = "stop", per_event: int = 1, cached: int = 0, tokenizer: Tokenizer = TOKENIZER
+) -> Script:
     """Choice i produces texts[i % len]: `per_event` tokens in each event; with "stop" an end-of-sequence token follows.
     max_tokens is honoured."""
 
     def script(request: GenerationRequest, choice: int) -> list[Event | Exception]:
-        ids = ids_of(texts[choice % len(texts)]) + ([EOS] if reason == "stop" else [])
+        ids = ids_of(texts[choice % len(texts)], tokenizer) + ([EOS] if reason == "stop" else [])
         ended = reason
         if len(ids) > request.sampling.max_tokens:
             ids, ended = ids[: request.sampling.max_tokens], "length"
