@@ -13,6 +13,7 @@ from model_runtime.architecture import ModelConfig
 from model_runtime.blocks.expert_exchange import ExpertExchange
 from model_runtime.device import activation_dtype, usual_kv_dtype
 from model_runtime.image_side import LoadedVision, load_image_side
+from model_runtime.memory_offload import Offload
 from model_runtime.models.decoder import Decoder, decoder_table
 from model_runtime.models.next_token import SHARED, next_token_prefix
 from model_runtime.opening import Opened, next_token_parameters, open_checkpoint
@@ -34,7 +35,7 @@ class LoadedModel:
     vision: LoadedVision | None
     """None: a model of text alone."""
     weight_bytes: int
-    """Of both sides, in this rank."""
+    """Of both sides, on this rank's device."""
     all_stages_bytes: int
     """What that would be if this rank had all layers."""
     kv_type: torch.dtype
@@ -111,6 +112,12 @@ def _numbers(table: list[Parameter]) -> int:
     return sum(parameter.numbers for parameter in table)
 
 
+def _sizes(weight_bytes: int, offload: Offload | None) -> str:
+    """For people."""
+    on_host = "" if offload is None else f", and {offload.host_bytes / 2**20:.0f} MiB in host memory"
+    return f"{weight_bytes / 2**20:.0f} MiB{on_host}"
+
+
 def load_model(
     model: Path | Opened,
     ops: Ops,
@@ -125,15 +132,15 @@ def load_model(
     stage: int = 0,
     num_stages: int = 1,
     sharers: Collectives | None = None,
+    offload: Offload | None = None,
 ) -> LoadedModel:
     """Load a checkpoint, or of many ranks this one's share. `progress` is told the finished share of the weights, 0 to
     1. The decoder gets tables for so many `positions`, or for all that the model was made for. `precision` is that of
     the decoder; the image side is always exact. `cache` is a folder for prepared weights of the decoder; only for
-    weights in this machine's memory. With `whole_experts` a rank has some instead of columns of all, or, if it shares
-    no layers, instead of all that `sharers` of its sequences have. Of `num_stages` that divide the layers, the first
-    has all else. Raises CheckpointError for a checkpoint that is missing, damaged or not supported, PlanError for one
-    that cannot be divided among the ranks.
-    """
+    weights in this machine's memory, none in `offload`. With `whole_experts` a rank has some instead of columns of all,
+    or, if it shares no layers, instead of all that `sharers` of its sequences have. Of `num_stages`, the first has all
+    beside layers. Raises CheckpointError for a checkpoint that is missing, damaged or not supported, PlanError for one
+    that cannot be divided, or kept on the host."""
     opened = open_checkpoint(model) if isinstance(model, Path) else model
     collectives = Alone() if collectives is None else collectives
     config, table, side = opened.config, decoder_table(opened.config), None if stage else opened.side
@@ -144,7 +151,8 @@ def load_model(
     decoder_count = _numbers(table)
     count = decoder_count + (0 if side is None else side.num_parameters)
     done = _Progress(progress, count)
-    load = partial(load_parameters, table, opened.source, ops, device, opened.ignores, done.add, share, precision)
+    read = partial(load_parameters, table, opened.source, ops, device, opened.ignores, done.add)
+    load = partial(read, share, precision, offload)
     files = _files(opened)
     parameters = load() if cache is None else PreparedWeights(cache, files, table, precision, share).get(load)
     done.reach(decoder_count)
@@ -158,5 +166,5 @@ def load_model(
         weight_bytes=weight_bytes,
         all_stages_bytes=weight_bytes * decoder_count // _numbers([part for part in table if part.is_in_stage(share)]),
         kv_type=kv_type,
-        description=f"{opened.family}, {count / 1e6:.1f} M parameters in {weight_bytes / 2**20:.0f} MiB",
+        description=f"{opened.family}, {count / 1e6:.1f} M parameters in {_sizes(weight_bytes, offload)}",
     )

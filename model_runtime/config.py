@@ -55,6 +55,14 @@ class RuntimeConfig:
             "unit": "bytes",
         },
     )
+    offload_weights: int = field(
+        default=0,
+        metadata={
+            "help": "where a device is too small: least size of the layers that each rank leaves in host memory, from "
+            "which every step copies them; not for CPU (not yet run on a card)",
+            "unit": "bytes",
+        },
+    )
     encoder_cache_bytes: int = field(
         default=256 * 2**20,
         metadata={"help": "size of the cache of encoded images, within the memory budget", "unit": "bytes"},
@@ -149,7 +157,8 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field and the rule."""
-        for name in ("max_model_len", "memory_budget", "encoder_cache_bytes", "num_kv_blocks", "threads"):
+        sizes_in_bytes = ("memory_budget", "offload_weights", "encoder_cache_bytes")
+        for name in ("max_model_len", *sizes_in_bytes, "num_kv_blocks", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
         sizes = ("tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size")

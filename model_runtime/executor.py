@@ -147,6 +147,7 @@ def load_runner(
         sharers=ranks.mesh.context,
         stage=layout.stage,
         num_stages=layout.pipeline_size,
+        offload=needs.offload,
     )
     part = load_draft(opened, scheduler, runtime, model, ops, device, precision, ranks.mesh.tensor)
     info = _info(model, part, needs, pool, describe(plain_ops, device), scheduler)

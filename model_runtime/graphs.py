@@ -12,6 +12,7 @@ Not yet run on a card. What to capture with is an argument, so tests run all but
 Legend: S sequences, C hidden size, V vocabulary, R rows whose logits are wanted.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from model_runtime.models.decoder import Decoder
 from model_runtime.ops.cuda import PAGE, suits_flash_attention
 from model_runtime.ops.registry import select
 from scheduler.plan import SampleRows, ScoreRows, StepPlan, ints
+
+logger = logging.getLogger(__name__)
 
 SPARE_BLOCKS = 1
 """Of a KV pool on a GPU, after those that the scheduler gives out: sequences that only fill a graph are there."""
@@ -168,10 +171,13 @@ def has_own_scores(config: ModelConfig) -> bool:
 @torch.inference_mode()
 def on_device(decoder: Decoder, kv: Caches, max_model_len: int, max_num_seqs: int) -> DeviceDecoder:
     """A decoder whose weights and KV pool are on a GPU, with graphs unless its steps wait for the device: as they do
-    where attention falls back to the reference, and in mixtures of experts, which look up who has tokens."""
+    where attention falls back to the reference, and in mixtures of experts, which look up who has tokens. Nor with
+    layers in host memory."""
     graphs = None
     first = kv[0]
     suits = decoder.ops == select("cuda") and isinstance(first, KVLayer) and suits_flash_attention(decoder.dtype, first)
-    if suits and decoder.config.experts is None and not has_own_scores(decoder.config):
+    if decoder.parameters.staging is not None:
+        logger.info("layers in host memory: steps are not captured in graphs, which could not tell what is in a buffer")
+    elif suits and decoder.config.experts is None and not has_own_scores(decoder.config):
         graphs = DecodeGraphs(decoder, kv, cuda_capture(), max_num_seqs=max_num_seqs, max_model_len=max_model_len)
     return DeviceDecoder(decoder, graphs)

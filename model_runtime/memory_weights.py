@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from model_runtime.image_side import ImageSide
+from model_runtime.memory_offload import LayerBytes, staged_bytes
 from model_runtime.ops.registry import Ops
 from model_runtime.quantized import RowBits, fewest_row_bits
 from model_runtime.share import Share
@@ -40,13 +41,15 @@ class WeightGroup:
     stand_for_all: bool
     """Whether each stands for those of all experts of its layer."""
 
-    def count(self, share: Share) -> int:
-        """How many of them a rank has."""
-        if not self.stand_for_all:
-            return sum(parameter.belongs_to(share) for parameter in self.alike)
-        has_some_wholly = share.experts.count < share.experts.total
-        layers = (part.is_in_stage(share) if has_some_wholly else part.belongs_to(share) for part in self.alike)
-        return sum(layers) * share.experts.count
+    def of(self, share: Share) -> list[Parameter]:
+        """Those that a rank has, or that stand for some that it has."""
+        if self.stand_for_all and share.experts.count < share.experts.total:
+            return [parameter for parameter in self.alike if parameter.is_in_stage(share)]
+        return [parameter for parameter in self.alike if parameter.belongs_to(share)]
+
+    def copies(self, share: Share) -> int:
+        """That each of these stands for."""
+        return share.experts.count if self.stand_for_all else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,8 @@ class PlannedWeights:
     """Bytes; nothing for a part that it has not."""
     numbers: Mapping[WeightPart, int]
     """Numbers of matrices."""
+    layers: Mapping[int, LayerBytes]
+    """What could be left in host memory, by layer."""
     embedding: torch.dtype | None
     """The type of the embedding's floats; None: it is made of integers, or in another stage."""
     row_bits: RowBits
@@ -103,10 +108,12 @@ def planned_weights(
     """What a rank will have of a decoder."""
     parts: dict[WeightPart, int] = {}
     numbers: dict[WeightPart, int] = {}
+    layers: dict[int, LayerBytes] = {}
     embedding: torch.dtype | None = None
     row_bits: set[RowBits] = set()
     for group in groups:
-        if not (count := group.count(share)):
+        own, copies = group.of(share), group.copies(share)
+        if not (count := len(own) * copies):
             continue
         example = group.alike[0]
         if example.columns is None:
@@ -120,8 +127,18 @@ def planned_weights(
             embedding = packed.data.dtype
         parts[group.part] = parts.get(group.part, 0) + count * packed.num_bytes
         numbers[group.part] = numbers.get(group.part, 0) + count * form.num_rows * form.num_columns
+        _add_to_layers(layers, own, copies, packed.num_bytes)
     fewest = fewest_row_bits(row_bits)
-    return PlannedWeights(parts=parts, numbers=numbers, embedding=embedding, row_bits=fewest)
+    return PlannedWeights(parts=parts, numbers=numbers, layers=layers, embedding=embedding, row_bits=fewest)
+
+
+def _add_to_layers(layers: dict[int, LayerBytes], alike: Iterable[Parameter], copies: int, num_bytes: int) -> None:
+    """Matrices of so many bytes, each so many times."""
+    for parameter in alike:
+        if (layer := parameter.matrix_of_layer) is not None:
+            before = layers.get(layer, LayerBytes(0, 0))
+            taken, staged = before.taken + copies * num_bytes, before.staged + copies * staged_bytes(num_bytes)
+            layers[layer] = LayerBytes(taken, staged)
 
 
 def vision_bytes(side: ImageSide) -> dict[WeightPart, int]:

@@ -14,13 +14,14 @@ from model_runtime.architecture import ModelConfig
 from model_runtime.config import RuntimeConfig
 from model_runtime.device import activation_dtype, usual_kv_dtype
 from model_runtime.graphs import SPARE_BLOCKS, has_own_scores
-from model_runtime.host import usable_cores
+from model_runtime.host import available_memory, usable_cores
 from model_runtime.image_side import USUAL_SIDE, ImageSide
 from model_runtime.kv_store import KVLayer, storage_type
 from model_runtime.layout import Layout
 from model_runtime.memory import PlanError, PoolSize, size_pool
 from model_runtime.memory_caches import cache_block_bytes, next_token_block_bytes, rope_bytes, state_bytes
 from model_runtime.memory_images import ImageMemory, encode_bytes, image_pixels
+from model_runtime.memory_offload import Offload, planned_offload, refused_offload
 from model_runtime.memory_steps import FLOAT_BYTES, score_bytes, step_bytes
 from model_runtime.memory_weights import (
     PlannedWeights,
@@ -103,13 +104,16 @@ class RankNeeds:
     max_image_pixels: int
     exchange: int
     """Memory that ranks share to talk, of which this is one rank's part."""
+    offload: Offload | None = None
+    """Layers in host memory."""
     draft_weights: int = 0
     """Of a draft model, whose keys and values are in `block_bytes`."""
 
     @property
     def weight_bytes(self) -> int:
-        """Of decoder, image side and draft model."""
-        return self.weights.total + sum(self.vision.values()) + self.draft_weights
+        """Of decoder, image side and draft model, on the device."""
+        on_host = 0 if self.offload is None else self.offload.saved_bytes
+        return self.weights.total + sum(self.vision.values()) + self.draft_weights - on_host
 
     @property
     def largest_step(self) -> int:
@@ -142,14 +146,31 @@ def plan_rank(
 ) -> tuple[RankNeeds, PoolSize]:
     """What a rank will take of a model and its draft model, and the pool in what is left. Raises CheckpointError for
     what cannot be read, PlanError for what does not fit."""
-    if problem := refused_states(opened.config, runtime, scheduler, device.type):
-        raise PlanError(problem)
-    shares = rank_shares(opened.config, layout.sizes, whole_experts=runtime.enable_expert_parallel)
+    config = opened.config
+    refused = refused_states(config, runtime, scheduler, device.type) or refused_offload(config, runtime, device.type)
+    if refused:
+        raise PlanError(refused)
+    shares = rank_shares(config, layout.sizes, whole_experts=runtime.enable_expert_parallel)
     share = shares[layout.rank]
     needs = rank_needs(Outline(opened), share, layout, runtime, scheduler, device, ops, budget)
     weights, block_bytes = _draft_needs(opened, needs, runtime, scheduler, device, ops)
     needs = replace(needs, draft_weights=weights, block_bytes=needs.block_bytes + block_bytes)
+    _check_host(needs.offload, len(runtime.own_ranks))
     return needs, needs.pool(runtime, scheduler, budget)
+
+
+def _check_host(offload: Offload | None, ranks_here: int) -> None:
+    """Raises PlanError where host memory has no room for the layers of so many ranks."""
+    if offload is not None and (needed := offload.host_bytes * ranks_here) > (free := available_memory()):
+        raise PlanError(f"offload_weights leaves {needed} bytes in host memory, where {free} are free: set it to less")
+
+
+def offload_alone(opened: Opened, runtime: RuntimeConfig, ops: Ops) -> Offload | None:
+    """Of the only rank, where nothing else is planned, as by align. Raises PlanError."""
+    if not runtime.offload_weights:
+        return None
+    (share,) = rank_shares(opened.config, (1, 1, 1), whole_experts=False)
+    return planned_offload(Outline(opened).weights(share, Precision.of(runtime), ops).layers, runtime)
 
 
 def rank_needs(
@@ -190,6 +211,7 @@ def rank_needs(
         step=step_bytes(own, runtime, scheduler, threads),
         images=images,
         max_image_pixels=largest,
+        offload=planned_offload(weights.layers, runtime),
         exchange=_exchange_bytes(layout) if device.type == "cpu" and runtime.nnodes == 1 else 0,
     )
 

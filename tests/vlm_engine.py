@@ -129,6 +129,7 @@ class Engine:
         threads: int = 1,
         activation_dtype: ActivationDtype = "auto",
         mmproj: Path | None = None,
+        offload_weights: int = 0,
     ) -> None:
         runtime = RuntimeConfig(
             mmproj="" if mmproj is None else str(mmproj),
@@ -140,6 +141,7 @@ class Engine:
             kernels=kernels,
             threads=threads,
             encoder_cache_bytes=encoder_cache_bytes,
+            offload_weights=offload_weights,
         )
         self._executor = load_executor(model, runtime, config, lambda stage, fraction: None)
         runner = self._executor._runner

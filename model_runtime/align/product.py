@@ -23,11 +23,13 @@ from model_runtime.graphs import block_size
 from model_runtime.kv_store import storage_type
 from model_runtime.memory import PlanError, model_length
 from model_runtime.memory_caches import rope_bytes
+from model_runtime.memory_offload import Offload, refused_offload
 from model_runtime.models.decoder import Decoder
 from model_runtime.opening import Opened, open_checkpoint
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives
+from model_runtime.planning import offload_alone
 from model_runtime.shared_collectives import SharedMemoryCollectives
 from model_runtime.shared_memory import make_region
 from model_runtime.weights.load import Precision
@@ -85,16 +87,19 @@ def load_product(path: Path, runtime: RuntimeConfig, progress: Callable[[float],
 def load_ranks(path: Path, runtime: RuntimeConfig, progress: Callable[[float], None]) -> list[Product]:
     """Of each rank that shares the layers. Raises CheckpointError, PlanError."""
     device, size = choose_device(runtime.device), runtime.tensor_parallel_size
+    opened = open_checkpoint(path, runtime.image_folder)
     if problem := refused_ranks(runtime.num_ranks, device.type):
+        raise PlanError(problem)
+    if problem := refused_offload(opened.config, runtime, device.type):
         raise PlanError(problem)
     if size < runtime.num_ranks:
         raise PlanError("align divides layers alone: set pipeline_parallel_size and context_parallel_size to 1")
-    opened = open_checkpoint(path, runtime.image_folder)
     positions = _positions(opened.config, runtime, size)
     set_threads(max(1, (runtime.threads or host.usable_cores()) // size))
     ops = load_ops(device, runtime.kernels)
     if size == 1:
-        return [_loaded(opened, positions, runtime, device, ops, Alone(), progress)]
+        offload = offload_alone(opened, runtime, ops)
+        return [_loaded(opened, positions, runtime, device, ops, Alone(), progress, offload)]
     if not is_compiled(ops):
         raise PlanError("align with several ranks needs the compiled kernels, through whose memory they speak")
     ranks = _ranks(size, runtime.collective_timeout)
@@ -134,10 +139,13 @@ def _loaded(
     ops: Ops,
     rank: Collectives,
     progress: Callable[[float], None],
+    offload: Offload | None = None,
 ) -> Product:
     precision = Precision.of(runtime)
     whole = runtime.enable_expert_parallel
-    model = load_model(opened, ops, device, progress, positions, precision, collectives=rank, whole_experts=whole)
+    model = load_model(
+        opened, ops, device, progress, positions, precision, collectives=rank, whole_experts=whole, offload=offload
+    )
     return Product(
         model=model,
         device=device,

@@ -17,7 +17,8 @@ from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.blocks.rope import Rotations, rope_table
 from model_runtime.caches import Caches
 from model_runtime.models.depth import DepthLayers, layer_mixtures_table, mixture_table
-from model_runtime.models.layer import Layer, layer_stack, layer_table, wide_norm_table
+from model_runtime.models.layer import layer_stack, layer_table, wide_norm_table
+from model_runtime.models.offloaded import make_layer
 from model_runtime.ops.registry import LayerStack, Ops
 from model_runtime.parallel import Alone, Collectives
 from model_runtime.share import Share, split, vocabulary_parts
@@ -80,7 +81,7 @@ class Decoder:
         self.exchange = exchange
         """Of experts that are divided among ranks with other rows."""
         own_layers = range(self.share.layers.start, self.share.layers.stop)
-        self.layers = [Layer(self.own, layer, parameters, self.collectives, exchange) for layer in own_layers]
+        self.layers = [make_layer(self.own, layer, parameters, self.collectives, exchange) for layer in own_layers]
         self.stack: LayerStack = (
             DepthLayers(self.own, ops, self.layers, parameters)
             if config.depth_group

@@ -5,7 +5,7 @@ Memory above the finished parameters is a piece of one, of some 2^18 numbers, an
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from model_runtime.config import ActivationDtype, Quantization, RuntimeConfig
 from model_runtime.device import give_back_memory
+from model_runtime.memory_offload import Offload
+from model_runtime.offload import HOST, PlainCopies, StreamCopies, stage
 from model_runtime.ops.registry import PANEL_ROWS, MatrixForm, Ops, PackedWeight
 from model_runtime.quantized import BLOCK, FORMS, QuantizedFormat, QuantizedMatrix, RowBits
 from model_runtime.share import Share
@@ -139,27 +141,40 @@ def load_parameters(
     progress: Callable[[int], None],
     share: Share,
     precision: Precision = EXACT,
+    offload: Offload | None = None,
 ) -> Parameters:
     """Read, stack and pack a rank's part of every parameter; `progress` is told how many numbers each one has, in all
     ranks together.
 
-    Matrices are packed in their storage type unless `precision` says otherwise, vectors become float32. Raises
-    CheckpointError, before anything is read where the keys or shapes are wrong; whatever is raised, the memory of what
-    was loaded is given back.
+    Matrices are packed in their storage type unless `precision` says otherwise, vectors become float32; those of the
+    layers of `offload` stay in host memory. Raises CheckpointError, before anything is read where the keys or shapes
+    are wrong, PlanError where the host cannot keep them; whatever is raised, the memory of what was loaded is given
+    back.
     """
     check_keys(table, source, ignorable)
     parameters = Parameters({}, {})
+    on_host = {} if offload is None else _on_host(table, share, offload)
     try:
         for parameter in table:
             if parameter.belongs_to(share):
-                _fill(parameters, parameter, Part(parameter, source, share), ops, device, precision)
+                place = HOST if parameter.name in on_host else device
+                _fill(parameters, parameter, Part(parameter, source, share), ops, place, precision)
             progress(parameter.numbers)
+        if offload is not None:
+            copies = StreamCopies(device) if device.type == "cuda" else PlainCopies()
+            return replace(parameters, staging=stage(parameters.matrices, on_host, offload, device, copies))
     except BaseException:
         parameters.matrices.clear()
         parameters.vectors.clear()
         give_back_memory(device)
         raise
     return parameters
+
+
+def _on_host(table: list[Parameter], share: Share, offload: Offload) -> dict[str, int]:
+    """The matrices that stay in host memory, each with its layer."""
+    own = ((parameter.name, parameter.matrix_of_layer) for parameter in table if parameter.belongs_to(share))
+    return {name: layer for name, layer in own if layer is not None and layer in offload.layers}
 
 
 def _fill(

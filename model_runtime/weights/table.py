@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from model_runtime.offload import Staging
 from model_runtime.ops.registry import Linear, PackedWeight
 from model_runtime.quantized import RowBits, fewest_row_bits
 from model_runtime.share import Axis, Share
@@ -58,6 +59,11 @@ class Parameter:
     def numbers(self) -> int:
         """N times K, or N of a vector."""
         return self.rows * (1 if self.columns is None else self.columns)
+
+    @property
+    def matrix_of_layer(self) -> int | None:
+        """The layer that it is a matrix of; None for vectors, and for what is before and behind the layers."""
+        return self.layer if self.columns is not None and self.name.startswith("layers.") else None
 
     def is_in_stage(self, share: Share) -> bool:
         """Whether a rank's stage has it."""
@@ -114,6 +120,8 @@ class Parameters:
     matrices: dict[str, PackedWeight]
     vectors: dict[str, Tensor]
     """float32."""
+    staging: Staging | None = None
+    """Layers whose matrices are views of its buffers, and in host memory."""
 
     def linear(self, name: str) -> Linear:
         """The linear layer that `linear_table` declared under this name."""
@@ -126,6 +134,7 @@ class Parameters:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that all parameters take."""
+        """Memory that all parameters take on the device."""
         vectors = sum(vector.numel() * vector.element_size() for vector in self.vectors.values())
-        return vectors + sum(matrix.num_bytes for matrix in self.matrices.values())
+        on_host = 0 if self.staging is None else self.staging.offload.saved_bytes
+        return vectors + sum(matrix.num_bytes for matrix in self.matrices.values()) - on_host

@@ -45,6 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = resolve(arguments, os.environ)
     if config.runtime.num_ranks > 1:
         raise OptionError("ops are measured on one rank: leave the parallel sizes out")
+    if config.runtime.offload_weights:
+        raise OptionError("ops are measured with weights on the device: leave offload_weights out")
     check_folders((arguments.json,))
     model = resolve_model(config.model)
     try:

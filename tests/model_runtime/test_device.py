@@ -95,6 +95,7 @@ def test_a_device_of_another_maker(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["toy"] == found["cpu"]
+    assert found["offloaded"] == found["cpu"][0]
     assert [len(token_ids) for token_ids in found["toy"][0]] == [8, 8, 8]
 
 

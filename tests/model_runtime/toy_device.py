@@ -5,7 +5,7 @@ which operations it lacks, only the device itself shows.
 
     python -m tests.model_runtime.toy_device TEXT_MODEL IMAGE_MODEL
 
-serves some prompts there and on CPU, and prints the answers of both as JSON.
+serves some prompts there, there with layers in host memory, and on CPU, and prints all answers as JSON.
 """
 
 import json
@@ -97,9 +97,10 @@ def register() -> list[Any]:
     return [library]
 
 
-def _answers(folder: Path, device: str) -> list[list[int]]:
+def _answers(folder: Path, device: str, offload_weights: int = 0) -> list[list[int]]:
     """What the engine says to prompts of several lengths, drawn at random but with a seed."""
-    engine = Engine(folder, SchedulerConfig(max_num_seqs=2), device=device, num_kv_blocks=64)
+    scheduler = SchedulerConfig(max_num_seqs=2)
+    engine = Engine(folder, scheduler, device=device, num_kv_blocks=64, offload_weights=offload_weights)
     sampling = SamplingParams(max_tokens=8, temperature=0.7, seed=3)
     prompts = [[index % 250 + 3 for index in range(seq_id, 30 * seq_id + 1)] for seq_id in range(1, 4)]
     requests = (Request(seq_id=i, prompt_ids=ints(prompt), sampling=sampling) for i, prompt in enumerate(prompts))
@@ -118,7 +119,7 @@ def main(text: Path, images: Path) -> None:
     """Two checkpoints."""
     kept = register()
     found = {device: (_answers(text, device), _image_answers(images, device)) for device in (NAME, "cpu")}
-    print(json.dumps(found))
+    print(json.dumps(found | {"offloaded": _answers(text, NAME, offload_weights=1)}))
     del kept
 
 

@@ -15,6 +15,7 @@ from model_runtime.align.reference import Reference
 from model_runtime.align.tracer import Taken
 from model_runtime.architecture import ModelConfig
 from model_runtime.models.decoder import decoder_table
+from model_runtime.ops.registry import PackedWeight
 from vision.weights import vision_table
 
 CLOSE = 2e-4
@@ -102,10 +103,18 @@ class Scene:
         for name, named in self.named().items():
             for part in named.parts:
                 if part.path == path and name in decoder.parameters.matrices:
-                    weight = decoder.parameters.matrices[name]
+                    weight = self._at_hand(name)
                     unit = torch.eye(weight.num_columns, dtype=decoder.dtype, device=self.product.device)
                     return decoder.ops.linear(unit, weight, None).T[part.own].double().cpu()
         return None
+
+    def _at_hand(self, name: str) -> PackedWeight:
+        """A matrix of the decoder, brought to the device if it is in host memory."""
+        parameters = self.product.decoder.parameters
+        layer = next(part.matrix_of_layer for part in decoder_table(self.config) if part.name == name)
+        if layer is not None and parameters.staging is not None and layer in parameters.staging:
+            parameters.staging.enter(layer)
+        return parameters.matrices[name]
 
     def _tower_matrix(self, path: str) -> Tensor | None:
         vision = self.product.model.vision
