@@ -40,6 +40,7 @@ RUNTIME_USERS = {
     "server/align/ops_command.py",
     "server/plan/candidates.py",
     "server/plan/command.py",
+    "server/plan/offloading.py",
     "server/plan/roofline.py",
     "server/plan/show.py",
 }

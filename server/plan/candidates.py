@@ -13,6 +13,7 @@ from model_runtime.executor import refused_ranks
 from model_runtime.graphs import block_size
 from model_runtime.layout import Layout
 from model_runtime.memory import PlanError, PoolSize
+from model_runtime.memory_offload import refused_offload
 from model_runtime.ops import load_ops
 from model_runtime.planning import Outline, RankNeeds, rank_needs
 from model_runtime.share import Share
@@ -155,15 +156,25 @@ def candidates(model: Outline, devices: Devices, asked: Asked) -> list[Candidate
     found: list[Candidate] = []
     for split in splits(devices, model.opened.config.experts is not None):
         try:
-            runtime = _runtime(split, devices, asked)
-            sizes = split.tensor, split.context, split.stages
-            shares = rank_shares(model.opened.config, sizes, whole_experts=split.whole_experts)
+            runtime, shares = _runtime(split, devices, asked), _shares(model, split)
         except (ValueError, PlanError) as error:
             quantization, kv_type = asked.precisions[0]
             found.append(Candidate(split=split, quantization=quantization, kv_type=kv_type, problem=str(error)))
         else:
             found += [_fitted(model, devices, asked, split, pair, runtime, shares) for pair in asked.precisions]
     return found
+
+
+def again(model: Outline, devices: Devices, asked: Asked, candidate: Candidate) -> Candidate:
+    """The same split and precision, of something else that is asked."""
+    split, pair = candidate.split, (candidate.quantization, candidate.kv_type)
+    return _fitted(model, devices, asked, split, pair, _runtime(split, devices, asked), _shares(model, split))
+
+
+def _shares(model: Outline, split: Split) -> list[Share]:
+    """Raises PlanError where it cannot be divided so."""
+    sizes = split.tensor, split.context, split.stages
+    return rank_shares(model.opened.config, sizes, whole_experts=split.whole_experts)
 
 
 def _runtime(split: Split, devices: Devices, asked: Asked) -> RuntimeConfig:
@@ -192,6 +203,7 @@ def _fitted(
     refused = (
         refused_ranks(runtime.num_ranks, devices.kind)
         or refused_states(model.opened.config, runtime, asked.scheduler, devices.kind)
+        or refused_offload(model.opened.config, runtime, devices.kind)
         or _refused_replicas(runtime, split.replicas)
     )
     candidate = Candidate(split=split, quantization=quantization, kv_type=kv_type, refused=refused)

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", default="cpu", metavar="DEVICES", help=GRAMMAR.format(", ".join(CARDS)))
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines, each with such devices")
     parser.add_argument("--link", metavar="RATE", help="from a device to another one; with --nodes between machines")
+    parser.add_argument("--host-link", metavar="RATE", help="from the host's memory to a device, for --offload-weights")
     parser.add_argument("--bandwidth", metavar="RATE", help="of a device's memory, on CPU a machine's: 3.35TB/s")
     parser.add_argument("--flops", metavar="RATE", help="the same of its products of matrices, such as 989TFLOP/s")
     parser.add_argument("--context", type=int, default=0, metavar="N", help="longest sequence (default: the model's)")
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv-cache-dtype", choices=get_args(KVCacheDtype))
     group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens of a step")
     group.add_argument("--memory-budget", metavar="BYTES", help="of a machine's ranks together, as serve takes it")
+    group.add_argument("--offload-weights", metavar="BYTES", help="of layers that each rank leaves in host memory")
     group.add_argument("--encoder-cache-bytes", metavar="BYTES", help="of encoded images")
     parser.add_argument("--all", action="store_true", help="show every layout in every precision")
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
@@ -91,12 +93,17 @@ def _devices(arguments: argparse.Namespace) -> Devices:
         raise OptionError("--nodes must be at least 1")
     bandwidth, flops = _rate(arguments.bandwidth, "--bandwidth", "B/s"), _rate(arguments.flops, "--flops", "FLOP/s")
     link = _rate(arguments.link, "--link", "B/s")
-    given = Speed(bandwidth=bandwidth, flops=flops, link=link if arguments.nodes == 1 else None)
+    host_link = _rate(arguments.host_link, "--host-link", "B/s")
+    given = Speed(bandwidth=bandwidth, flops=flops, link=link if arguments.nodes == 1 else None, host_link=host_link)
     return parse_devices(arguments.devices, arguments.nodes, given, link)
 
 
 def _rate(text: str | None, flag: str, unit: Literal["B/s", "FLOP/s"]) -> float | None:
     return None if text is None else _parsed(text, flag, lambda given: parse_rate(given, unit))
+
+
+def _bytes(text: str | None, flag: str, default: int) -> int:
+    return default if text is None else _parsed(text, flag, parse_bytes)
 
 
 def _parsed(text: str, flag: str, parse: Callable[[str], Value]) -> Value:
@@ -113,14 +120,12 @@ def _asked(arguments: argparse.Namespace, max_position: int) -> "Asked":
         raise OptionError(f"--context must be from 1 to the {max_position} positions of the model")
     if arguments.concurrency < 1:
         raise OptionError("--concurrency must be at least 1")
-    budget, cache = arguments.memory_budget, arguments.encoder_cache_bytes
     usual = RuntimeConfig()
     runtime = RuntimeConfig(
         max_model_len=arguments.context or max_position,
-        memory_budget=0 if budget is None else _parsed(budget, "--memory-budget", parse_bytes),
-        encoder_cache_bytes=usual.encoder_cache_bytes
-        if cache is None
-        else _parsed(cache, "--encoder-cache-bytes", parse_bytes),
+        memory_budget=_bytes(arguments.memory_budget, "--memory-budget", usual.memory_budget),
+        offload_weights=_bytes(arguments.offload_weights, "--offload-weights", usual.offload_weights),
+        encoder_cache_bytes=_bytes(arguments.encoder_cache_bytes, "--encoder-cache-bytes", usual.encoder_cache_bytes),
     )
     given = arguments.max_num_batched_tokens
     tokens = SchedulerConfig().max_num_batched_tokens if given is None else given

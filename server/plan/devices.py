@@ -29,6 +29,8 @@ class Speed:
     """Of matrix products in 16 bits, a second."""
     link: float | None = None
     """Bytes a second from one device to another of the same machine."""
+    host_link: float | None = None
+    """Bytes a second from the host's memory to a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +42,22 @@ class Card:
     speed: Speed
 
 
-def _card(memory: float, bandwidth: float, flops: float, link: float) -> Card:
-    """GiB, TB/s, TFLOP/s, GB/s in one direction."""
-    speed = Speed(bandwidth=bandwidth * 1e12, flops=flops * 1e12, link=link * 1e9)
+def _card(memory: float, bandwidth: float, flops: float, link: float, host_link: float) -> Card:
+    """GiB, TB/s, TFLOP/s, GB/s in one direction, and the same of its 16 lanes of PCI Express."""
+    speed = Speed(bandwidth=bandwidth * 1e12, flops=flops * 1e12, link=link * 1e9, host_link=host_link * 1e9)
     return Card(memory=memory, speed=speed)
 
 
 CARDS: Mapping[str, Card] = MappingProxyType(
     {
-        "A100-40GB": _card(39, 1.555, 312, 300),
-        "A100-80GB": _card(79, 2.039, 312, 300),
-        "H100": _card(79, 3.35, 989, 450),
-        "H200": _card(139, 4.8, 989, 450),
-        "B200": _card(178, 8.0, 2250, 900),
-        "L40S": _card(44, 0.864, 362, 32),
-        "RTX4090": _card(23.5, 1.008, 165, 32),
-        "MI300X": _card(191, 5.3, 1307, 448),
+        "A100-40GB": _card(39, 1.555, 312, 300, 32),
+        "A100-80GB": _card(79, 2.039, 312, 300, 32),
+        "H100": _card(79, 3.35, 989, 450, 64),
+        "H200": _card(139, 4.8, 989, 450, 64),
+        "B200": _card(178, 8.0, 2250, 900, 64),
+        "L40S": _card(44, 0.864, 362, 32, 32),
+        "RTX4090": _card(23.5, 1.008, 165, 32, 32),
+        "MI300X": _card(191, 5.3, 1307, 448, 64),
     }
 )
 
@@ -126,6 +128,7 @@ def _merged(given: Speed, known: Speed) -> Speed:
         bandwidth=given.bandwidth or known.bandwidth,
         flops=given.flops or known.flops,
         link=given.link or known.link,
+        host_link=given.host_link or known.host_link,
     )
 
 

@@ -29,10 +29,12 @@ class Rates:
 
 
 def rates(candidate: Candidate, devices: Devices, concurrency: int) -> Rates | None:
-    """None where memory or arithmetic of the devices is of unknown speed."""
+    """None where memory or arithmetic of the devices is of unknown speed, or the way from the host, if it is taken."""
     if candidate.fit is None or devices.speed.bandwidth is None or devices.speed.flops is None:
         return None
     fit, split = candidate.fit, candidate.split
+    if fit.runtime.offload_weights and devices.speed.host_link is None:
+        return None
     middle, stages = fit.length // 2, split.stages
     # every stage has a step of its own, with some of the sequences
     tokens = max(1, -(-concurrency // split.replicas) // stages)
@@ -57,7 +59,17 @@ def _seconds(
     share = 1 / split.context
     read = weights_read(needs, tokens) + sequences * share * keys_read(needs, context)
     computed = tokens * share * (2 * active_numbers(needs) + attention_flops(needs, context))
-    return sharers * max(read / speed.bandwidth, computed / speed.flops) + _sending(candidate, needs, devices, tokens)
+    # layers are copied from the host while others are computed
+    own = max(read / speed.bandwidth, computed / speed.flops, _copying(needs, devices))
+    return sharers * own + _sending(candidate, needs, devices, tokens)
+
+
+def _copying(needs: RankNeeds, devices: Devices) -> float:
+    """Seconds in which a step's layers come from host memory."""
+    if needs.offload is None:
+        return 0.0
+    assert devices.speed.host_link is not None, "copies at an unknown rate"
+    return needs.offload.copied_bytes / devices.speed.host_link
 
 
 def _expert_share(config: ModelConfig, tokens: int) -> float:

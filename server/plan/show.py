@@ -10,6 +10,7 @@ from scheduler.config import SchedulerConfig
 from server.plan.candidates import Asked, Candidate, Fit
 from server.plan.choice import nearest, recommended, shortest
 from server.plan.devices import Devices
+from server.plan.offloading import with_offload
 from server.plan.roofline import rates
 from server.plan.units import count, size
 
@@ -26,6 +27,9 @@ def as_text(
     chosen = recommended(found, devices, asked)
     shown = chosen or nearest(found, devices, asked)
     lines += [*_nothing_fits(shown)] if chosen is None else [f"  {command_line(name, chosen, asked)}"]
+    if (offloaded := with_offload(model, devices, asked, found)) is not None:
+        lines += _with_offload(name, model, devices, asked, offloaded)
+        shown = offloaded
     lines.append("")
     if shown is not None and shown.fit is not None:
         lines += [*_rank(shown, shown.fit), ""]
@@ -35,6 +39,8 @@ def as_text(
         lines.append(f"Each layout in the first precision that fits; all {len(found)} ways: --all")
     if devices.speed.bandwidth is None or devices.speed.flops is None:
         lines.append("Rates need --bandwidth and --flops, or the name of a card.")
+    elif asked.runtime.offload_weights and devices.speed.host_link is None:
+        lines.append("Rates with --offload-weights need --host-link, or the name of a card.")
     else:
         lines.append("Rates are upper bounds: what must be read, computed and sent, over what the devices can.")
     return "\n".join(lines)
@@ -72,6 +78,7 @@ def command_line(name: str, candidate: Candidate, asked: Asked) -> str:
         ("quantization", candidate.quantization, "none"),
         ("kv-cache-dtype", candidate.kv_type, "auto"),
         ("memory-budget", asked.runtime.memory_budget, 0),
+        ("offload-weights", fit.runtime.offload_weights, 0),
         ("encoder-cache-bytes", asked.runtime.encoder_cache_bytes, RuntimeConfig().encoder_cache_bytes),
         ("max-model-len", fit.length, None),
         ("max-num-seqs", fit.scheduler.max_num_seqs, None),
@@ -102,10 +109,23 @@ def _nothing_fits(closest: Candidate | None) -> Iterator[str]:
         yield f"Nothing fits. Closest is {way}: {closest.problem}."
 
 
+def _with_offload(name: str, model: Outline, devices: Devices, asked: Asked, candidate: Candidate) -> Iterator[str]:
+    """What fits with layers in host memory."""
+    fit, speed = candidate.fit, rates(candidate, devices, asked.concurrency)
+    assert fit is not None and fit.fullest.offload is not None, "a way without layers in host memory"
+    way = f"{candidate.split}, weights {candidate.quantization}, KV {candidate.kv_type}"
+    left = f"{len(fit.fullest.offload.layers)} of {model.opened.config.num_layers} layers"
+    rate = "" if speed is None else f", and writes at most {count(speed.decode)} tokens/s"
+    yield f"{way} fits with {left} ({size(fit.fullest.offload.host_bytes)}) in host memory{rate}:"
+    yield f"  {command_line(name, candidate, asked)}"
+
+
 def parts(fit: Fit) -> dict[str, int]:
-    """What the fullest rank takes, by part."""
+    """What the fullest rank takes on its device, by part; less what is in host memory."""
     needs = fit.fullest
     found: dict[str, int] = dict([*needs.weights.parts.items(), *needs.vision.items()])
+    if needs.offload is not None:
+        found |= {"in host memory": -needs.offload.taken_bytes, "layer buffers": needs.offload.device_bytes}
     found |= {
         "rotations": needs.position_bytes * fit.length,
         "keys and values": fit.kv(needs),
@@ -134,9 +154,15 @@ def _rank(candidate: Candidate, fit: Fit) -> Iterator[str]:
             blocks = "room for none" if fit.pool is None else f"{fit.pool.num_blocks} blocks"
             a_token = needs.block_bytes / (needs.block_tokens // needs.layout.context_size)
             note = f"  {blocks} of {needs.block_tokens} tokens, {a_token:.0f} bytes a token"
-        yield f"  {part:<18}{size(bytes_taken):>11}{note}"
+        if part == "in host memory" and needs.offload is not None:
+            note = f"  {len(needs.offload.layers)} of {needs.own.num_layers} layers"
+        yield f"  {part:<18}{_signed(bytes_taken):>11}{note}"
     total = sum(taken.values())
     yield f"  {'together':<18}{size(total):>11}  of {size(fit.budget)} that it may take: {_free(fit.budget - total)}"
+
+
+def _signed(number: int) -> str:
+    return size(number) if number >= 0 else f"-{size(-number)}"
 
 
 def _free(left: int) -> str:
@@ -168,7 +194,7 @@ def _row(candidate: Candidate, devices: Devices, asked: Asked, notes: dict[str, 
         size(needs.weight_bytes),
         size(fit.kv(needs)),
         size(fit.without_kv(needs) - needs.weight_bytes),
-        size(left) if left >= 0 else f"-{size(-left)}",
+        _signed(left),
         str(fit.sequences * candidate.split.replicas),
         "" if speed is None else count(speed.prefill),
         "" if speed is None else count(speed.decode),
@@ -191,7 +217,7 @@ def as_json(
     name: str, model: Outline, devices: Devices, asked: Asked, found: Sequence[Candidate]
 ) -> Mapping[str, object]:
     """All of it, sizes in bytes and times in seconds."""
-    chosen = recommended(found, devices, asked)
+    chosen, offloaded = recommended(found, devices, asked), with_offload(model, devices, asked, found)
     return {
         "model": name,
         "family": model.opened.family,
@@ -200,6 +226,7 @@ def as_json(
         "context": asked.runtime.max_model_len,
         "concurrency": asked.concurrency,
         "recommended": None if chosen is None else command_line(name, chosen, asked),
+        "with_offload": None if offloaded is None else command_line(name, offloaded, asked),
         "candidates": [_candidate_json(candidate, devices, asked) for candidate in found],
     }
 
@@ -227,7 +254,13 @@ def _candidate_json(candidate: Candidate, devices: Devices, asked: Asked) -> Map
         "block_tokens": fit.fullest.block_tokens,
         "fullest_rank": {"rank": fit.fullest.layout.rank, "parts": parts(fit)},
         "ranks": [
-            {"rank": needs.layout.rank, "weights": needs.weight_bytes, "kv": fit.kv(needs), "step": needs.largest_step}
+            {
+                "rank": needs.layout.rank,
+                "weights": needs.weight_bytes,
+                "host_memory": 0 if needs.offload is None else needs.offload.host_bytes,
+                "kv": fit.kv(needs),
+                "step": needs.largest_step,
+            }
             for needs in fit.ranks
         ],
         "prefill_tokens_per_second": None if speed is None else speed.prefill,
