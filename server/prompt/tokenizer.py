@@ -131,13 +131,18 @@ class Tokenizer:
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
     def encode_pieces(self, pieces: Iterable[Piece], *, add_special_tokens: bool) -> "array[int]":
-        """int32 ids of texts that are encoded each by itself, with the ids between them."""
+        """int32 ids of texts that are encoded each by itself, with the ids between them. Most pieces of a prompt are the
+        same few names and signs: those are encoded once."""
         ids = ints()
+        known: dict[str, array[int]] = {}
         for piece in pieces:
-            if isinstance(piece, str):
-                ids.extend(self.encode(piece, add_special_tokens=False, allow_special=False))
-            else:
+            if isinstance(piece, int):
                 ids.append(piece)
+                continue
+            found = known.get(piece)
+            if found is None:
+                found = known[piece] = self.encode(piece, add_special_tokens=False, allow_special=False)
+            ids += found
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
     async def encode_async(self, text: str, *, add_special_tokens: bool, allow_special: bool) -> "array[int]":

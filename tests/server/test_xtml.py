@@ -71,6 +71,13 @@ def test_sections(text: str, content: str, reasoning: str, calls: dict[int, tupl
     assert found[5] == (calls == WEATHER)
 
 
+def test_arguments_may_hold_marks_of_other_sections() -> None:
+    held = f"{THINK}{RESPONSE_END}"
+    found = read(f"hm{CALL.replace('Paris', held)}", FORM, ())
+    assert (found[1], found[5]) == ("hm", True)
+    assert json.loads(found[2][0][1]) == {"city": held}
+
+
 def test_without_thinking_the_answer_is_open() -> None:
     assert read([f"Yes.{RESPONSE_END}{CALL}{MESSAGE_END}"], QUIET, ())[:3] == ("Yes.", "", WEATHER)
     assert read(["Yes <|open|>"], QUIET, ())[:2] == ("Yes ", "")
