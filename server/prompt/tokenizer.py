@@ -131,8 +131,8 @@ class Tokenizer:
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
     def encode_pieces(self, pieces: Iterable[Piece], *, add_special_tokens: bool) -> "array[int]":
-        """int32 ids of texts that are encoded each by itself, with the ids between them. Most pieces of a prompt are the
-        same few names and signs: those are encoded once."""
+        """int32 ids of texts that are encoded each by itself, with the ids between them. Most pieces are the same few
+        names and signs: each is encoded once."""
         ids = ints()
         known: dict[str, array[int]] = {}
         for piece in pieces:
