@@ -170,7 +170,9 @@ def offload_alone(opened: Opened, runtime: RuntimeConfig, ops: Ops) -> Offload |
     if not runtime.offload_weights:
         return None
     (share,) = rank_shares(opened.config, (1, 1, 1), whole_experts=False)
-    return planned_offload(Outline(opened).weights(share, Precision.of(runtime), ops).layers, runtime)
+    offload = planned_offload(Outline(opened).weights(share, Precision.of(runtime), ops).layers, runtime)
+    _check_host(offload, 1)
+    return offload
 
 
 def rank_needs(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from model_runtime import planning
 from model_runtime.align import product as products
 from model_runtime.align.compare import Alignment, align
 from model_runtime.align.prompts import seeded_prompts
@@ -15,6 +16,7 @@ from model_runtime.align.transformers_reference import run_transformers
 from model_runtime.config import RuntimeConfig
 from model_runtime.memory import PlanError
 from model_runtime.opening import open_checkpoint
+from server import cli
 from tests.checkpoints import make_checkpoint
 
 RUNTIME = RuntimeConfig(prepare_weights=False, threads=1, offload_weights=1)
@@ -57,6 +59,22 @@ def test_a_matrix_that_is_wrong_is_read_from_the_host(
     assert not found.passed and found.first is not None
     assert (found.first.layer, found.first.kind) == (2, "linear")
     assert found.suspects == ("the matrix is transposed in the product",)
+
+
+def test_a_host_without_room(made: tuple[Path, PreTrainedModel, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "refused_offload", lambda config, runtime, device_type: "")
+    monkeypatch.setattr(planning, "available_memory", lambda: 1000)
+    with pytest.raises(PlanError, match=r"offload_weights leaves \d+ bytes in host memory, where 1000 are free"):
+        products.load_ranks(made[0], RUNTIME, lambda fraction: None)
+
+
+def test_single_operations_are_measured_on_the_device(
+    made: tuple[Path, PreTrainedModel, Reference], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["ops", str(made[0]), "--device", "xpu", "--offload-weights", "1GiB"])
+    assert ended.value.code == 2
+    assert "ops are measured with weights on the device: leave offload_weights out" in capsys.readouterr().err
 
 
 def test_on_the_cpu_it_is_refused(made: tuple[Path, PreTrainedModel, Reference]) -> None:
