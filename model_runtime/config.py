@@ -20,7 +20,7 @@ def cache_dir() -> Path:
 
 
 Quantization = Literal["none", "int8", "int4", "int4-g128"]
-ActivationDtype = Literal["auto", "float32"]
+ActivationDtype = Literal["auto", "int8", "float32"]
 KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
 MAX_THREADS = 1024
@@ -102,7 +102,8 @@ class RuntimeConfig:
         default="auto",
         metadata={
             "help": "what is multiplied with matrices; auto: beside integers rows quantised to 16 bits in blocks of "
-            "32, on a GPU rows of the checkpoint's float type; float32: exact and slower"
+            "32, on a GPU rows of the checkpoint's float type; int8: beside integers of 8 bits rows of 8 bits, faster "
+            "and less exact; float32: exact and slower"
         },
     )
     prepare_weights: bool = field(

@@ -39,7 +39,7 @@ from model_runtime.share import Share
 from model_runtime.shared_memory import region_bytes
 from model_runtime.stages import rank_shares
 from model_runtime.state_store import refused_states
-from model_runtime.weights.load import Precision, check_keys
+from model_runtime.weights.load import Precision, check_keys, check_rows
 from scheduler.config import SchedulerConfig
 
 
@@ -63,6 +63,12 @@ class Outline:
         if key not in self._planned:
             self._planned[key] = planned_weights(self._groups, self.opened.source, share, how, ops)
         return self._planned[key]
+
+    def check_rows(self, how: Precision, ops: Ops) -> None:
+        """Raises PlanError for rows of 8 bits that no matrix of the model is for, whichever ranks have what."""
+        if how.row_bits == 8:
+            (whole,) = rank_shares(self.opened.config, (1, 1, 1), whole_experts=False)
+            check_rows(how, self.weights(whole, how, ops).row_bits)
 
     @property
     def num_parameters(self) -> int:
@@ -151,8 +157,9 @@ def plan_rank(
     if refused:
         raise PlanError(refused)
     shares = rank_shares(config, layout.sizes, whole_experts=runtime.enable_expert_parallel)
-    share = shares[layout.rank]
-    needs = rank_needs(Outline(opened), share, layout, runtime, scheduler, device, ops, budget)
+    share, model = shares[layout.rank], Outline(opened)
+    model.check_rows(Precision.of(runtime), ops)
+    needs = rank_needs(model, share, layout, runtime, scheduler, device, ops, budget)
     weights, block_bytes = _draft_needs(opened, needs, runtime, scheduler, device, ops)
     needs = replace(needs, draft_weights=weights, block_bytes=needs.block_bytes + block_bytes)
     _check_host(needs.offload, len(runtime.own_ranks))

@@ -25,8 +25,8 @@ BLOCK = 32
 RowBits = Literal[0, 8, 16]
 """Of the integers that rows become for a product with a matrix of integers; 0: they stay floats."""
 LARGEST_IN_ROW: Mapping[RowBits, int] = MappingProxyType({8: 127, 16: 127 * 256})
-"""What the largest number of a block of a row becomes for a product. Rows of 8 bits cost far more accuracy than weights
-of 8 bits do, and change the embedded model's answers."""
+"""What the largest number of a block of a row becomes for a product. Rows of 8 bits cost more accuracy than weights of
+8 bits do, and change the embedded model's answers."""
 E4M3_NAN = 127
 """The lower seven bits of what is no number."""
 

@@ -32,7 +32,7 @@ from model_runtime.parallel import Alone, Collectives
 from model_runtime.planning import offload_alone
 from model_runtime.shared_collectives import SharedMemoryCollectives
 from model_runtime.shared_memory import make_region
-from model_runtime.weights.load import Precision
+from model_runtime.weights.load import Precision, check_rows
 from scheduler.config import SchedulerConfig
 from scheduler.plan import StepPlan
 
@@ -146,6 +146,7 @@ def _loaded(
     model = load_model(
         opened, ops, device, progress, positions, precision, collectives=rank, whole_experts=whole, offload=offload
     )
+    check_rows(precision, model.decoder.parameters.row_bits)
     return Product(
         model=model,
         device=device,

@@ -22,19 +22,19 @@ template <int64_t FORMAT> bool in_matrix_unit(int64_t M) {
 #endif
 
 // Rows [row, row_end) of M, from the first of a group, times panels.
-template <int64_t FORMAT>
+template <int64_t FORMAT, int PLANES>
 void multiply_panels(const Matrix& w, int64_t panel, int64_t panel_end, const QuantizedRows& x, int64_t M, int64_t row,
                      int64_t row_end, float* y) {
 #ifdef HAVE_AMX
     if (in_matrix_unit<FORMAT>(M))
-        return amx::multiply_panels<FORMAT>(w, panel, panel_end, x, M, row, row_end, y);
+        return amx::multiply_panels<FORMAT, PLANES>(w, panel, panel_end, x, M, row, row_end, y);
 #endif
     for (; panel < panel_end; panel++)
         for (int64_t r = row; r < row_end; r += GROUP)
-            vector_tiles<FORMAT>(w, panel, x, r, std::min(row_end, r + GROUP), y);
+            vector_tiles<FORMAT, PLANES>(w, panel, x, r, std::min(row_end, r + GROUP), y);
 }
 
-template <int64_t FORMAT> void multiply(const Matrix& w, const QuantizedRows& x, int64_t M, float* y) {
+template <int64_t FORMAT, int PLANES = 2> void multiply(const Matrix& w, const QuantizedRows& x, int64_t M, float* y) {
     const int64_t panels = panels_of(w.N), groups = row_groups(M), wanted = 4 * pool::threads();
     int64_t row_blocks = divide_up(M, ROW_BLOCK);
     if (panels < wanted)  // few columns for many threads: split rows too
@@ -49,7 +49,7 @@ template <int64_t FORMAT> void multiply(const Matrix& w, const QuantizedRows& x,
             const int64_t panel_end = std::min(panels, panel + end - unit);
             const int64_t row = groups * index / row_blocks * GROUP;
             const int64_t row_end = std::min(M, groups * (index + 1) / row_blocks * GROUP);
-            multiply_panels<FORMAT>(w, panel, panel_end, x, M, row, row_end, y);
+            multiply_panels<FORMAT, PLANES>(w, panel, panel_end, x, M, row, row_end, y);
             unit += panel_end - panel;
         }
         stores_done();
@@ -66,13 +66,13 @@ uint8_t* memory_of(std::vector<uint8_t>& memory, int64_t bytes) {
 
 void linear_integer(const Matrix& w, const float* x, int64_t M, float* y) {
     static thread_local std::vector<uint8_t> memory;
-    const QuantizedRows rows = quantized_rows_at(memory_of(memory, quantized_rows_bytes(M, w.K)), M, w.K);
+    const QuantizedRows rows = quantized_rows_at(memory_of(memory, quantized_rows_bytes(M, w)), M, w);
     quantize_rows(x, M, w.K, rows);
     linear_quantized(w, rows, M, y);
 }
 
 void linear_quantized(const Matrix& w, const QuantizedRows& x, int64_t M, float* y) {
-    if (w.format == Q8_0) multiply<Q8_0>(w, x, M, y);
+    if (w.format == Q8_0) x.planes == 1 ? multiply<Q8_0, 1>(w, x, M, y) : multiply<Q8_0>(w, x, M, y);
     if (w.format == Q4_0) multiply<Q4_0>(w, x, M, y);
     if (w.format == Q4_1) multiply<Q4_1>(w, x, M, y);
     if (w.format == Q4_Z) multiply<Q4_Z>(w, x, M, y);

@@ -71,12 +71,12 @@ struct Panel {
     }
 };
 
-// Rows quantised in blocks of 32 to 16 bits: scale = largest |x| / (127 * 256), value = x * (1 / scale) rounded to the
-// nearest integer, ties to even. (Rows of 8 bits change one in thirty of the most likely tokens.) A value is two bytes in
-// two planes, which integer_dot.h chooses. Rows lie in groups of 16, anything behind the last.
-constexpr int64_t PLANES = 2;
+// Rows quantised in blocks of 32 to 16 bits, or to 8: scale = largest |x| / (127 * 256), or / 127, value = x * (1 / scale)
+// rounded to the nearest integer, ties to even. A value is a byte, or one of 16 bits two bytes in two planes, which
+// integer_dot.h chooses. Rows lie in groups of 16, anything behind the last.
 struct QuantizedRows {
     static constexpr int64_t GROUP = 16;
+    int64_t planes;
     int8_t* values;    // [group][block][plane][16][32]
     float* scales;     // [group][block][16]; not finite where a number of the block is not
     float* sums;       // scale * sum of the values
@@ -85,9 +85,9 @@ struct QuantizedRows {
 
 inline int64_t row_groups(int64_t M) { return divide_up(M, QuantizedRows::GROUP); }
 
-// Memory that M quantised rows take, and their places in memory aligned to 64 bytes.
-int64_t quantized_rows_bytes(int64_t M, int64_t K);
-QuantizedRows quantized_rows_at(void* memory, int64_t M, int64_t K);
+// Memory that M quantised rows for a matrix take, and their places in memory aligned to 64 bytes.
+int64_t quantized_rows_bytes(int64_t M, const Matrix& w);
+QuantizedRows quantized_rows_at(void* memory, int64_t M, const Matrix& w);
 
 // Quantise one row [K] as number `row` of `out`, or all rows [M][K].
 void quantize_row(const float* x, int64_t row, int64_t K, const QuantizedRows& out);

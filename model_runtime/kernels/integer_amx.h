@@ -11,7 +11,7 @@ namespace amx {
 constexpr int64_t GROUP = QuantizedRows::GROUP;
 
 // Registers for tiles of `rows` rows. 0 to 3 are sums [rows][16 int32] of the first and second plane of an even and an
-// odd block, 4 and 5 the planes of rows [rows][32 int8], 6 outputs [8 groups][16][4 int8].
+// odd block, 4 and 5 the planes of rows [rows][32 int8], 6 outputs [8 groups][16][4 int8]. Rows of 8 bits have one plane.
 inline Shapes integer_shapes(int64_t rows) {
     Shapes shapes;
     std::fill_n(shapes.row_bytes, 7, 64);
@@ -84,14 +84,14 @@ struct Operands {
 };
 
 // Floats of the rows [FROM, TO) over a block: their sums of integers, and their scales.
-template <int64_t FORMAT, int FROM, int TO>
+template <int64_t FORMAT, int PLANES, int FROM, int TO>
 INLINE void add_floats(const int32_t* integers, const Panel& panel, int64_t b, const float* row_scales,
                        const float* row_sums, v16* sums) {
     const v16 scale = scales_of<FORMAT, v16>(panel, b, 0), minimum = minima_of<FORMAT>(panel, b, 0, scale);
 #pragma GCC unroll 16
     for (int r = FROM; r < TO; r++) {
-        const int32_t* high = integers + r * PANEL;
-        const ivec exact = (load_bytes(high) << 8) + load_bytes(high + GROUP * PANEL);
+        ivec exact = load_bytes(integers + r * PANEL);
+        if constexpr (PLANES == 2) exact = (exact << 8) + load_bytes(integers + (GROUP + r) * PANEL);
         sums[r] = fused(to_float(exact), scale * splat<v16>(row_scales[r]), sums[r]);
         if constexpr (has_second(FORMAT)) sums[r] = fused(minimum, splat<v16>(row_sums[r]), sums[r]);
     }
@@ -99,22 +99,23 @@ INLINE void add_floats(const int32_t* integers, const Panel& panel, int64_t b, c
 
 // The floats of block b of R rows; the integers of the next block go to memory meanwhile, and those of the block after it
 // are multiplied. In turns: in one piece each would keep the others from the few places where instructions wait.
-template <int64_t FORMAT, int R, bool ODD>
+template <int64_t FORMAT, int PLANES, int R, bool ODD>
 INLINE void add_block(const Operands& o, int64_t b, int32_t (&integers)[2][PLANES * GROUP * PANEL], v16* sums) {
     const int64_t at = o.group * o.blocks * GROUP + b * GROUP;
     const int8_t* rows = o.x.values + (at + 2 * GROUP) * BLOCK * PLANES;
     const float *row_scales = o.x.scales + at, *row_sums = o.x.sums + at;
     const bool next = b + 1 < o.blocks, later = b + 2 < o.blocks;
     if (later) multiply_first<ODD>(rows, o.quants + (b + 2) * PANEL * BLOCK);
-    add_floats<FORMAT, 0, R / 2>(integers[ODD], o.panel, b, row_scales, row_sums, sums);
+    add_floats<FORMAT, PLANES, 0, R / 2>(integers[ODD], o.panel, b, row_scales, row_sums, sums);
     if (next) store_first<!ODD>(integers[!ODD]);
-    if (later) multiply_second<ODD>(rows);
-    add_floats<FORMAT, R / 2, R>(integers[ODD], o.panel, b, row_scales, row_sums, sums);
-    if (next) store_second<!ODD>(integers[!ODD]);
+    if (PLANES == 2 && later) multiply_second<ODD>(rows);
+    add_floats<FORMAT, PLANES, R / 2, R>(integers[ODD], o.panel, b, row_scales, row_sums, sums);
+    if constexpr (PLANES == 2)
+        if (next) store_second<!ODD>(integers[!ODD]);
 }
 
 // The first R rows, block by block.
-template <int64_t FORMAT, int R>
+template <int64_t FORMAT, int PLANES, int R>
 __attribute__((noinline)) void tile(const Operands& o, const Matrix& w, int64_t column, int64_t rows, float* y) {
     const int8_t* values = o.x.values + o.group * o.blocks * GROUP * BLOCK * PLANES;
     float* out = y + o.group * GROUP * w.N;
@@ -122,20 +123,20 @@ __attribute__((noinline)) void tile(const Operands& o, const Matrix& w, int64_t 
     v16 sums[R] = {};
     for (int64_t r = 0; r < rows; r++) __builtin_prefetch(out + r * w.N + column, 1);
     multiply_first<false>(values, o.quants);
-    multiply_second<false>(values);
+    if (PLANES == 2) multiply_second<false>(values);
     store_first<false>(integers[0]);
-    store_second<false>(integers[0]);
+    if constexpr (PLANES == 2) store_second<false>(integers[0]);
     if (o.blocks > 1) {
         multiply_first<true>(values + PLANE * PLANES, o.quants + PANEL * BLOCK);
-        multiply_second<true>(values + PLANE * PLANES);
+        if (PLANES == 2) multiply_second<true>(values + PLANE * PLANES);
     }
     for (int64_t b = 0; b < o.blocks; b += 2) {
         for (int64_t at = b * o.ahead; at < (b + 2) * o.ahead; at += 64) {
             __builtin_prefetch(o.next + at);
             __builtin_prefetch(o.next + 2 * o.panel.layout.bytes + at, 0, SECOND_LEVEL);
         }
-        add_block<FORMAT, R, false>(o, b, integers, sums);
-        if (b + 1 < o.blocks) add_block<FORMAT, R, true>(o, b + 1, integers, sums);
+        add_block<FORMAT, PLANES, R, false>(o, b, integers, sums);
+        if (b + 1 < o.blocks) add_block<FORMAT, PLANES, R, true>(o, b + 1, integers, sums);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
@@ -143,12 +144,12 @@ __attribute__((noinline)) void tile(const Operands& o, const Matrix& w, int64_t 
 }
 
 // `rows` of a group times one panel, in a tile of the next multiple of 4 rows.
-template <int64_t FORMAT>
+template <int64_t FORMAT, int PLANES>
 void tile_of(const Operands& o, const Matrix& w, int64_t column, int64_t rows, float* y) {
-    if (rows <= 4) return tile<FORMAT, 4>(o, w, column, rows, y);
-    if (rows <= 8) return tile<FORMAT, 8>(o, w, column, rows, y);
-    if (rows <= 12) return tile<FORMAT, 12>(o, w, column, rows, y);
-    tile<FORMAT, 16>(o, w, column, rows, y);
+    if (rows <= 4) return tile<FORMAT, PLANES, 4>(o, w, column, rows, y);
+    if (rows <= 8) return tile<FORMAT, PLANES, 8>(o, w, column, rows, y);
+    if (rows <= 12) return tile<FORMAT, PLANES, 12>(o, w, column, rows, y);
+    tile<FORMAT, PLANES, 16>(o, w, column, rows, y);
 }
 
 // A tile computes rows behind the last too. Their scales become zero: denormal numbers, which may lie there, are slow.
@@ -163,7 +164,7 @@ inline void clear_rest(const QuantizedRows& x, int64_t M, int64_t blocks) {
 }
 
 // Rows [row, row_end) of M, from the first of a group, times panels.
-template <int64_t FORMAT>
+template <int64_t FORMAT, int PLANES>
 void multiply_panels(const Matrix& w, int64_t panel, int64_t panel_end, const QuantizedRows& x, int64_t M, int64_t row,
                      int64_t row_end, float* y) {
     static thread_local std::vector<uint8_t> scratch;
@@ -175,7 +176,7 @@ void multiply_panels(const Matrix& w, int64_t panel, int64_t panel_end, const Qu
         for (int64_t r = row; r < row_end; r += GROUP) {
             const int64_t blocks = w.K / BLOCK, ahead = r == row ? p.layout.bytes / blocks : 0;
             const Operands o{p, quants, p.scales + p.layout.bytes, ahead, x, blocks, r / GROUP};
-            tile_of<FORMAT>(o, w, panel * PANEL, std::min(GROUP, row_end - r), y);
+            tile_of<FORMAT, PLANES>(o, w, panel * PANEL, std::min(GROUP, row_end - r), y);
         }
     }
 }

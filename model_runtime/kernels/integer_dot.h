@@ -1,8 +1,8 @@
 // Exact sums of products of integers, in the instructions that the processor has.
 //
 // A vector of int32 holds, for each of its outputs, 4 signed bytes of weights (a group of k), and meets the same 4 k of a
-// row in all lanes: values of 16 bits, in two planes of bytes. `offset` is -128 * sum of the row's values in the block,
-// for what unsigned weights are too large by.
+// row in all lanes: values of 8 bits, or of 16 in two planes of bytes. `offset` is -128 * sum of the row's values in the
+// block, for what unsigned weights are too large by.
 #pragma once
 
 #include "vec.h"
@@ -31,14 +31,34 @@ INLINE ivec broadcast4(const void* p) {
     return bytes - ivec{};
 }
 
+template <int PLANES> struct BlockDot;
+
 INLINE fvec to_float(ivec v) { return __builtin_convertvector(v, fvec); }
 
 #if defined(__AVX2__) && !(defined(__AVX512VNNI__) && defined(__AVX512BW__))
 
 INLINE ivec madd(__m256i a, __m256i b) { return bit_copy<ivec>(_mm256_madd_epi16(a, b)); }
 
+// Values of 8 bits are from -127 to 127, so that no sum of two products with bytes is beyond 16 bits.
+template <> struct BlockDot<1> {
+    typedef ivec Sum;
+    struct Weights {
+        __m256i sizes, signs;
+    };
+    static INLINE Sum start(ivec) { return {}; }
+    static INLINE Weights weights(ivec w) {
+        const __m256i bytes = bit_copy<__m256i>(w);
+        return {_mm256_abs_epi8(bytes), bytes};
+    }
+    static INLINE void add(Sum& sum, Weights w, const ivec (&x)[1]) {
+        const __m256i values = _mm256_sign_epi8(bit_copy<__m256i>(x[0]), w.signs);
+        sum += madd(_mm256_maddubs_epi16(w.sizes, values), _mm256_set1_epi16(1));
+    }
+    static INLINE ivec finish(Sum sum) { return sum; }
+};
+
 // Planes: of each group the first and third value, the second and fourth.
-struct BlockDot {
+template <> struct BlockDot<2> {
     struct Sum {
         ivec all;
     };
@@ -56,8 +76,8 @@ struct BlockDot {
         const __m256i bytes = bit_copy<__m256i>(w);
         return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
     }
-    static INLINE void add(Sum& sum, Weights w, ivec x0, ivec x1) {
-        sum.all += madd(w.even, bit_copy<__m256i>(x0)) + madd(w.odd, bit_copy<__m256i>(x1));
+    static INLINE void add(Sum& sum, Weights w, const ivec (&x)[2]) {
+        sum.all += madd(w.even, bit_copy<__m256i>(x[0])) + madd(w.odd, bit_copy<__m256i>(x[1]));
     }
     static INLINE ivec finish(Sum sum) { return sum.all; }
 };
@@ -90,8 +110,16 @@ INLINE ivec add_products(ivec sum, ivec w, ivec x) {
 }
 #endif
 
+template <> struct BlockDot<1> {
+    typedef ivec Sum, Weights;
+    static INLINE Sum start(ivec offset) { return UNSIGNED ? offset : ivec{}; }
+    static INLINE Weights weights(ivec w) { return UNSIGNED ? w ^ int32_t(0x80808080) : w; }  // + 128
+    static INLINE void add(Sum& sum, Weights w, const ivec (&x)[1]) { sum = add_products(sum, w, x[0]); }
+    static INLINE ivec finish(Sum sum) { return sum; }
+};
+
 // Planes: the high and the low bytes, value = 256 high + low, low in -128 .. 127.
-struct BlockDot {
+template <> struct BlockDot<2> {
     struct Sum {
         ivec high, low;
     };
@@ -103,10 +131,10 @@ struct BlockDot {
         }
     }
     static INLINE Sum start(ivec offset) { return {ivec{}, UNSIGNED ? offset : ivec{}}; }
-    static INLINE Weights weights(ivec w) { return UNSIGNED ? w ^ int32_t(0x80808080) : w; }  // + 128
-    static INLINE void add(Sum& sum, Weights w, ivec high, ivec low) {
-        sum.high = add_products(sum.high, w, high);
-        sum.low = add_products(sum.low, w, low);
+    static INLINE Weights weights(ivec w) { return BlockDot<1>::weights(w); }
+    static INLINE void add(Sum& sum, Weights w, const ivec (&x)[2]) {
+        sum.high = add_products(sum.high, w, x[0]);
+        sum.low = add_products(sum.low, w, x[1]);
     }
     static INLINE ivec finish(Sum sum) { return (sum.high << 8) + sum.low; }
 };

@@ -16,6 +16,12 @@ constexpr int64_t PAST_CACHES = 32768;              // outputs of a row that is 
 // Bytes from a row's values in a block to its second plane.
 constexpr int64_t PLANE = QuantizedRows::GROUP * BLOCK;
 
+// Where a row's values of a block are, which is number `at` of all rows of all blocks.
+template <int PLANES> INLINE const int8_t* values_at(const QuantizedRows& x, int64_t at) {
+    constexpr int64_t GROUP = QuantizedRows::GROUP;
+    return x.values + (at / GROUP * PLANES * GROUP + at % GROUP) * BLOCK;
+}
+
 // Twice the numbers of 4 bits of MXFP4 (E2M1), of which the highest is the sign.
 alignas(16) constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
@@ -51,23 +57,25 @@ template <int64_t FORMAT> INLINE ivec signed_group(const uint8_t* quants, int g,
 }
 
 // Exact sums over the groups [FROM, TO) of a block, for R rows.
-template <int64_t FORMAT, int R, int FROM = 0, int TO = 8>
+template <int64_t FORMAT, int PLANES, int R, int FROM = 0, int TO = 8>
 INLINE void dot_block(const uint8_t* quants, const int8_t* x, const ivec (&offsets)[R], ivec (&exact)[R][VECTORS]) {
-    BlockDot::Sum sums[R][VECTORS];
+    typedef BlockDot<PLANES> Dot;
+    typename Dot::Sum sums[R][VECTORS];
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) sums[r][v] = BlockDot::start(offsets[r]);
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = Dot::start(offsets[r]);
 #pragma GCC unroll 8
     for (int g = FROM; g < TO; g++) {
-        BlockDot::Weights w[VECTORS];
-        for (int v = 0; v < VECTORS; v++) w[v] = BlockDot::weights(signed_group<FORMAT>(quants, g, v));
+        typename Dot::Weights w[VECTORS];
+        for (int v = 0; v < VECTORS; v++) w[v] = Dot::weights(signed_group<FORMAT>(quants, g, v));
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const ivec x0 = broadcast4(x + r * BLOCK + g * 4), x1 = broadcast4(x + PLANE + r * BLOCK + g * 4);
-            for (int v = 0; v < VECTORS; v++) BlockDot::add(sums[r][v], w[v], x0, x1);
+            ivec values[PLANES];
+            for (int p = 0; p < PLANES; p++) values[p] = broadcast4(x + p * PLANE + r * BLOCK + g * 4);
+            for (int v = 0; v < VECTORS; v++) Dot::add(sums[r][v], w[v], values);
         }
     }
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) exact[r][v] = BlockDot::finish(sums[r][v]);
+        for (int v = 0; v < VECTORS; v++) exact[r][v] = Dot::finish(sums[r][v]);
 }
 
 // Lanes of bytes, signed or not.
@@ -104,7 +112,7 @@ template <int64_t FORMAT, class V> INLINE V minima_of(const Panel& p, int64_t b,
 }
 
 // Half a block of R rows, of a format whose halves have scales of their own.
-template <int64_t FORMAT, int R, int HALF>
+template <int64_t FORMAT, int PLANES, int R, int HALF>
 INLINE void add_half(const Panel& p, int64_t b, const QuantizedRows& x, int64_t at, fvec (&sums)[R][VECTORS]) {
     constexpr int64_t GROUP = QuantizedRows::GROUP;
     const int64_t place = at / GROUP * 2 * GROUP + at % GROUP;
@@ -113,7 +121,7 @@ INLINE void add_half(const Panel& p, int64_t b, const QuantizedRows& x, int64_t 
         const int32_t all = x.offsets[place + r], first = x.offsets[place + GROUP + r];
         offsets[r] = (HALF ? all - first : first) - ivec{};
     }
-    dot_block<FORMAT, R, 4 * HALF, 4 * HALF + 4>(p.quants_at(b), x.values + place * BLOCK, offsets, exact);
+    dot_block<FORMAT, PLANES, R, 4 * HALF, 4 * HALF + 4>(p.quants_at(b), values_at<PLANES>(x, at), offsets, exact);
     for (int v = 0; v < VECTORS; v++) {
         const fvec scale = scales_of<FORMAT, fvec>(p, b, v, HALF);
         for (int r = 0; r < R; r++)
@@ -122,17 +130,17 @@ INLINE void add_half(const Panel& p, int64_t b, const QuantizedRows& x, int64_t 
 }
 
 // Block b of R rows, the first of which is number `at` of all blocks: integers, then floats as integer.h says.
-template <int64_t FORMAT, int R>
+template <int64_t FORMAT, int PLANES, int R>
 INLINE void add_block(const Panel& p, int64_t b, const QuantizedRows& x, int64_t at, fvec (&sums)[R][VECTORS]) {
     if constexpr (FORMAT == Q6_K) {
-        add_half<FORMAT, R, 0>(p, b, x, at, sums);
-        return add_half<FORMAT, R, 1>(p, b, x, at, sums);
+        add_half<FORMAT, PLANES, R, 0>(p, b, x, at, sums);
+        return add_half<FORMAT, PLANES, R, 1>(p, b, x, at, sums);
     }
     constexpr int64_t GROUP = QuantizedRows::GROUP;
     const int64_t place = at / GROUP * 2 * GROUP + at % GROUP;
     ivec offsets[R], exact[R][VECTORS];
     for (int r = 0; r < R; r++) offsets[r] = x.offsets[place + r] - ivec{};
-    dot_block<FORMAT, R>(p.quants_at(b), x.values + place * BLOCK, offsets, exact);
+    dot_block<FORMAT, PLANES, R>(p.quants_at(b), values_at<PLANES>(x, at), offsets, exact);
     for (int v = 0; v < VECTORS; v++) {
         const fvec scale = scales_of<FORMAT, fvec>(p, b, v);
         const fvec minimum = minima_of<FORMAT>(p, b, v, scale);
@@ -171,7 +179,7 @@ inline __attribute__((noinline)) void store_outputs(const Matrix& w, int64_t col
 }
 
 // R rows from `row` on, all in one group, times one panel.
-template <int64_t FORMAT, int R>
+template <int64_t FORMAT, int PLANES, int R>
 __attribute__((noinline)) void vector_tile(const Matrix& w, int64_t panel, const QuantizedRows& x, int64_t row,
                                            float* y) {
     constexpr int64_t GROUP = QuantizedRows::GROUP;
@@ -187,7 +195,7 @@ __attribute__((noinline)) void vector_tile(const Matrix& w, int64_t panel, const
             __builtin_prefetch(ahead + STREAM_AHEAD + line);
             __builtin_prefetch(ahead + FAR_AHEAD + line, 0, SECOND_LEVEL);
         }
-        add_block<FORMAT, R>(p, b, x, at, sums);
+        add_block<FORMAT, PLANES, R>(p, b, x, at, sums);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -196,18 +204,18 @@ __attribute__((noinline)) void vector_tile(const Matrix& w, int64_t panel, const
 }
 
 // `rows` <= R rows in one tile.
-template <int64_t FORMAT, int R>
+template <int64_t FORMAT, int PLANES, int R>
 INLINE void vector_tile_of(int64_t rows, const Matrix& w, int64_t panel, const QuantizedRows& x, int64_t row, float* y) {
-    if (rows == R) return vector_tile<FORMAT, R>(w, panel, x, row, y);
-    if constexpr (R > 1) vector_tile_of<FORMAT, R - 1>(rows, w, panel, x, row, y);
+    if (rows == R) return vector_tile<FORMAT, PLANES, R>(w, panel, x, row, y);
+    if constexpr (R > 1) vector_tile_of<FORMAT, PLANES, R - 1>(rows, w, panel, x, row, y);
 }
 
 // Rows [row, end) of one group times one panel, in tiles of nearly equal height.
-template <int64_t FORMAT>
+template <int64_t FORMAT, int PLANES>
 void vector_tiles(const Matrix& w, int64_t panel, const QuantizedRows& x, int64_t row, int64_t end, float* y) {
     while (row < end) {
         const int64_t tiles = (end - row + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS, rows = (end - row + tiles - 1) / tiles;
-        vector_tile_of<FORMAT, MAX_TILE_ROWS>(rows, w, panel, x, row, y);
+        vector_tile_of<FORMAT, PLANES, MAX_TILE_ROWS>(rows, w, panel, x, row, y);
         row += rows;
     }
 }

@@ -31,7 +31,7 @@ void multiply_part(const Matrix& w, int64_t row, const Rows& x, const Rows& y) {
     float *from = memory.data(), *to = from + x.T * x.K;
     x.copy_to(from);
     const char* data = static_cast<const char*>(w.data) + panel * PANEL * w.K * (w.format == FLOAT32 ? 4 : 2);
-    linear({data, nullptr, w.format, width, w.K}, from, x.T, to);
+    linear({data, nullptr, w.format, width, w.K, w.row_bits}, from, x.T, to);
     for (int64_t t = 0; t < y.T; t++) std::copy_n(to + t * width + offset, y.K, y.first + t * y.step);
 }
 
@@ -40,7 +40,7 @@ void multiply_part(const Matrix& w, int64_t row, const Rows& x, const Rows& y) {
 // y[T][H][N] = x[T][H][K] w[H][N][K]^T, w packed as a matrix of H N rows; steps from a token and from a head to the next.
 extern "C" void fl_linear_heads(float* x, int64_t x_token, int64_t x_head, const void* w, int64_t format, float* y,
                                 int64_t y_token, int64_t y_head, int64_t T, int64_t H, int64_t N, int64_t K) {
-    const Matrix matrix{w, nullptr, format, H * N, K};
+    const Matrix matrix{w, nullptr, format, H * N, K, 0};
     const auto head = [=](int64_t h) {
         multiply_part(matrix, h * N, {x + h * x_head, x_token, T, K}, {y + h * y_head, y_token, T, N});
     };

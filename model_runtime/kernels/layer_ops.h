@@ -77,7 +77,7 @@ struct ProductRows {
     QuantizedRows integers;
 
     ProductRows(const Matrix& w, int64_t T, float* memory) : floats(memory), quantized(is_integer(w.format)) {
-        if (quantized) integers = quantized_rows_at(memory, T, w.K);
+        if (quantized) integers = quantized_rows_at(memory, T, w);
     }
 };
 

@@ -20,7 +20,7 @@ P, N, F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "set_threads": (None, (N,)),
     "pack": (None, (P, P, N, N, N)),
-    "linear": (None, (P, P, N, P, P, N, N, N)),
+    "linear": (None, (P, P, N, P, P, N, N, N, N)),
     "pack_quantized": (None, (P, P, N, N, N)),
     "quantized_bytes": (N, (N, N, N)),
     "embedding": (N, (P, P, N, N, N, N, P)),

@@ -275,8 +275,8 @@ void linear(const Matrix& w, const float* x, int64_t M, float* y) {
 extern "C" {
 
 void fl_linear(const float* x, const void* w, int64_t format, const float* bias, float* y, int64_t M, int64_t N,
-               int64_t K) {
-    linear({w, bias, format, N, K}, x, M, y);
+               int64_t K, int64_t row_bits) {
+    linear({w, bias, format, N, K, row_bits}, x, M, y);
 }
 
 void fl_pack(const void* w, void* panels, int64_t item_size, int64_t N, int64_t K) {

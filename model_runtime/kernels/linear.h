@@ -14,6 +14,7 @@ struct Matrix {
     const void* data;   // as packed: panels of 16 outputs
     const float* bias;  // [N], or null
     int64_t format, N, K;
+    int64_t row_bits;  // of what rows become for a product with integers: 8 (Q8_0 alone) or 16
 };
 
 // A change of columns of a product y = x W^T from `first` on: scale x down^T up^T.

@@ -12,7 +12,6 @@
 namespace {
 
 constexpr int64_t GROUP = QuantizedRows::GROUP;
-constexpr float LARGEST_INTEGER = 127 * 256;
 
 constexpr int64_t VECTORS_OF_BLOCK = BLOCK / LANES;
 typedef typename Lanes<fvec>::s16 halves;
@@ -45,10 +44,11 @@ struct BlockSums {
 };
 
 // One block, to the row's place in `values`.
-INLINE BlockSums quantize_block(const float* x, int8_t* values) {
+template <int PLANES> INLINE BlockSums quantize_block(const float* x, int8_t* values) {
+    constexpr float LARGEST = PLANES == 1 ? 127 : 127 * 256;
     fvec numbers[VECTORS_OF_BLOCK];
     for (int64_t v = 0; v < VECTORS_OF_BLOCK; v++) numbers[v] = load<fvec>(x + v * LANES);
-    const float scale = largest(numbers) / LARGEST_INTEGER, inverse = 1.0f / scale;
+    const float scale = largest(numbers) / LARGEST, inverse = 1.0f / scale;
     const bool usable = inverse > 0 && inverse <= std::numeric_limits<float>::max();  // not of zeros, infinity, NaN
     const fvec magic = splat<fvec>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
     ivec sum{}, first{};
@@ -61,7 +61,10 @@ INLINE BlockSums quantize_block(const float* x, int8_t* values) {
             const halves narrow = __builtin_convertvector(rounded, halves);
             memcpy(integers + v * LANES, &narrow, sizeof(narrow));
         }
-    BlockDot::split(integers, values, values + GROUP * BLOCK);
+    if constexpr (PLANES == 1)
+        std::copy_n(integers, BLOCK, values);
+    else
+        BlockDot<2>::split(integers, values, values + GROUP * BLOCK);
     const auto add = [](auto a, auto b) { return a + b; };
     return {scale, fold(sum, add), fold(first, add)};
 }
@@ -72,8 +75,9 @@ void quantize_row(const float* x, int64_t row, int64_t K, const QuantizedRows& o
     const int64_t blocks = K / BLOCK;
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t group = row / GROUP * blocks + b, at = group * GROUP + row % GROUP;
-        int8_t* values = out.values + (group * PLANES * GROUP + row % GROUP) * BLOCK;
-        const BlockSums block = quantize_block(x + b * BLOCK, values);
+        int8_t* values = out.values + (group * out.planes * GROUP + row % GROUP) * BLOCK;
+        const float* from = x + b * BLOCK;
+        const BlockSums block = out.planes == 1 ? quantize_block<1>(from, values) : quantize_block<2>(from, values);
         out.scales[at] = block.scale;
         out.sums[at] = block.scale * float(block.all);
         out.offsets[group * 2 * GROUP + row % GROUP] = -128 * block.all;
@@ -112,15 +116,15 @@ void pack_row(const uint8_t* row, int64_t format, int64_t K, int64_t lane, const
 
 }  // namespace
 
-int64_t quantized_rows_bytes(int64_t M, int64_t K) {
-    return row_groups(M) * GROUP * (PLANES * K + K / BLOCK * 16);
+int64_t quantized_rows_bytes(int64_t M, const Matrix& w) {
+    return row_groups(M) * GROUP * (w.row_bits / 8 * w.K + w.K / BLOCK * 16);
 }
 
-QuantizedRows quantized_rows_at(void* memory, int64_t M, int64_t K) {
-    const int64_t count = row_groups(M) * GROUP * (K / BLOCK);
+QuantizedRows quantized_rows_at(void* memory, int64_t M, const Matrix& w) {
+    const int64_t planes = w.row_bits / 8, count = row_groups(M) * GROUP * (w.K / BLOCK);
     int8_t* values = static_cast<int8_t*>(memory);
-    float* scales = reinterpret_cast<float*>(values + PLANES * count * BLOCK);
-    return {values, scales, scales + count, reinterpret_cast<int32_t*>(scales + 2 * count)};
+    float* scales = reinterpret_cast<float*>(values + planes * count * BLOCK);
+    return {planes, values, scales, scales + count, reinterpret_cast<int32_t*>(scales + 2 * count)};
 }
 
 void quantize_rows(const float* x, int64_t M, int64_t K, const QuantizedRows& out) {

@@ -56,6 +56,7 @@ def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
         data = torch.empty(num_panels, form.num_columns, PANEL_ROWS, dtype=dtype, device=device)
     else:
         quantized = form.stored
+        assert form.row_bits != 8 or quantized == "q8_0", f"rows of 8 bits do not meet {quantized}"
         number = QUANTIZED_STORAGE[quantized]
         num_bytes = library().quantized_bytes(number, form.num_rows, form.num_columns)
         data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
@@ -114,6 +115,7 @@ def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
         num_tokens,
         weight.num_rows,
         num_columns,
+        weight.row_bits,
     )
     return out_TN
 

@@ -22,6 +22,7 @@ from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer
 from model_runtime.ops.matrices import empty_matrix as empty_matrix_reference
 from model_runtime.ops.matrices import expanded
+from model_runtime.ops.matrices import linear as linear_reference
 from model_runtime.ops.reference import paged_attention as paged_attention_reference
 from model_runtime.ops.reference import split_heads
 from model_runtime.ops.registry import HeadShape, MatrixForm, PackedWeight, Scoring, register
@@ -53,13 +54,17 @@ def is_plain(scoring: Scoring) -> bool:
 
 @register("empty_matrix", "cuda")
 def empty_matrix(form: MatrixForm, device: torch.device) -> PackedWeight:
-    """The matrix as it is. Rows are never quantised: without a kernel for integers it would cost time and save none."""
-    return empty_matrix_reference(replace(form, row_bits=0), device)
+    """The matrix as it is. Rows are quantised only to 8 bits, where that is asked for: without a kernel for integers it
+    costs time and saves none."""
+    return empty_matrix_reference(form if form.row_bits == 8 else replace(form, row_bits=0), device)
 
 
 @register("linear", "cuda")
 def linear(x_TK: Tensor, weight: PackedWeight, bias_N: Tensor | None) -> Tensor:
-    """[T, N] = x @ weight.T + bias in the type of x, to which a weight of another type is expanded each time."""
+    """[T, N] = x @ weight.T + bias in the type of x, to which a weight of another type is expanded each time; with
+    quantised rows by the reference, in float32."""
+    if weight.row_bits:
+        return linear_reference(x_TK, weight, bias_N)
     bias = None if bias_N is None else bias_N.to(x_TK.dtype)
     return torch.nn.functional.linear(x_TK, expanded(weight, weight.data).to(x_TK.dtype), bias)
 

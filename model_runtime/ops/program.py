@@ -138,7 +138,7 @@ def _matrix(linear: Linear) -> CMatrix:
     weight, bias = linear.weight, linear.bias
     assert bias is None or bias.numel() == weight.num_rows, "a bias has a number for each output"
     sizes = (weight.num_rows, weight.num_columns)
-    return CMatrix(weight.data.data_ptr(), _pointer(bias), storage(weight), *sizes)
+    return CMatrix(weight.data.data_ptr(), _pointer(bias), storage(weight), *sizes, weight.row_bits)
 
 
 def _changes(changes: Sequence[LowRank]) -> "Array[CLowRank]":

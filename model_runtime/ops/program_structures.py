@@ -14,6 +14,7 @@ class CMatrix(Structure):
         ("format", c_int64),
         ("N", c_int64),
         ("K", c_int64),
+        ("row_bits", c_int64),
     )
 
 

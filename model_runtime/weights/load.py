@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model_runtime.config import ActivationDtype, Quantization, RuntimeConfig
 from model_runtime.device import give_back_memory
+from model_runtime.memory import PlanError
 from model_runtime.memory_offload import Offload
 from model_runtime.offload import HOST, PlainCopies, StreamCopies, stage
 from model_runtime.ops.registry import PANEL_ROWS, MatrixForm, Ops, PackedWeight
@@ -58,7 +59,7 @@ def check_keys(table: list[Parameter], source: TensorSource, ignorable: Callable
                 raise CheckpointError(f"{slot.key} has shape {list(actual)}; the architecture needs {list(expected)}")
 
 
-ROW_BITS: Mapping[ActivationDtype, RowBits] = MappingProxyType({"auto": 16, "float32": 0})
+ROW_BITS: Mapping[ActivationDtype, RowBits] = MappingProxyType({"auto": 16, "int8": 8, "float32": 0})
 """Of rows for products with matrices of integers, as configured."""
 
 
@@ -69,7 +70,8 @@ class Precision:
     quantization: Quantization = "none"
     """Turn matrices of floats into integers."""
     row_bits: RowBits = 16
-    """What rows are quantised to for products with matrices of integers; 0: not, and those are expanded to float32."""
+    """What rows are quantised to for products with matrices of integers; 0: not, and those are expanded to float32. 8
+    is for integers of 8 bits."""
 
     @classmethod
     def of(cls, runtime: RuntimeConfig) -> "Precision":
@@ -80,6 +82,8 @@ class Precision:
 EXACT = Precision(row_bits=0)
 """Every number as the checkpoint has it."""
 
+EIGHT_BITS = "8-bit integers: quantization int8 makes them, Q8_0 of GGUF and int8 of compressed-tensors are some"
+"""What rows of 8 bits are for, in the words of refusals."""
 _TARGETS: Mapping[Quantization, Mapping[int, QuantizedFormat]] = MappingProxyType(
     {
         "none": {},
@@ -100,13 +104,23 @@ def _target(part: Part, how: Precision, fewest_bits: int) -> QuantizedFormat | N
 
 
 def _form(part: Part, how: Precision, fewest_bits: int) -> MatrixForm:
-    """As the file has it, unless floats are to become integers."""
+    """As the file has it, unless floats are to become integers. Raises PlanError for integers that rows of 8 bits do
+    not suit."""
     target = _target(part, how, fewest_bits)
     if target is not None and not part.suits(target):
         target = FORMS[target].repeated or target
     expanded = MIXED if part.is_mixed and how.row_bits else part.dtype
     stored = part.format or target or expanded
+    if how.row_bits == 8 and not isinstance(stored, torch.dtype) and stored != "q8_0":
+        key = part.slots[0][0]
+        raise PlanError(f"activation_dtype int8 is for {EIGHT_BITS}; {key} is {stored}: set activation_dtype to auto")
     return MatrixForm(part.num_rows, part.num_columns, stored, how.row_bits)
+
+
+def check_rows(how: Precision, found: RowBits) -> None:
+    """Raises PlanError where rows of 8 bits are asked for and, as `found` says, all matrices are floats."""
+    if how.row_bits == 8 and not found:
+        raise PlanError(f"activation_dtype int8 is for {EIGHT_BITS}; all matrices of this model are floats")
 
 
 def matrix_form(parameter: Parameter, source: TensorSource, share: Share, how: Precision) -> MatrixForm:
@@ -148,8 +162,8 @@ def load_parameters(
 
     Matrices are packed in their storage type unless `precision` says otherwise, vectors become float32; those of the
     layers of `offload` stay in host memory. Raises CheckpointError, before anything is read where the keys or shapes
-    are wrong, PlanError where the host cannot keep them; whatever is raised, the memory of what was loaded is given
-    back.
+    are wrong, PlanError where the host cannot keep them and as `_form` does; whatever is raised, the memory of what was
+    loaded is given back.
     """
     check_keys(table, source, ignorable)
     parameters = Parameters({}, {})

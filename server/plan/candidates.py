@@ -19,6 +19,7 @@ from model_runtime.planning import Outline, RankNeeds, rank_needs
 from model_runtime.share import Share
 from model_runtime.stages import rank_shares
 from model_runtime.state_store import refused_states
+from model_runtime.weights.load import Precision
 from scheduler.config import SchedulerConfig
 from server.config import ProcessConfig, ServeConfig
 from server.plan.devices import Devices
@@ -236,6 +237,7 @@ def _fit(
         block_size=block_size(device, asked.scheduler.block_size),
     )
     ops = load_ops(device, runtime.kernels)
+    model.check_rows(Precision.of(runtime), ops)
     budget = devices.budget(len(runtime.own_ranks) * split.replicas, runtime.memory_budget)
     ranks = tuple(
         rank_needs(model, share, _layout(split, rank), runtime, scheduler, device, ops, budget)

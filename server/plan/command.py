@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-from model_runtime.config import KVCacheDtype, Quantization, RuntimeConfig
+from model_runtime.config import ActivationDtype, KVCacheDtype, Quantization, RuntimeConfig
 from scheduler.config import SchedulerConfig
 from server.config import EMBEDDED
 from server.embedded import embedded_mmproj
@@ -37,9 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=0, metavar="N", help="longest sequence (default: the model's)")
     parser.add_argument("--concurrency", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
     parser.add_argument("--mmproj", default=None, metavar="FOLDER", help="image side for a MODEL of text")
-    group = parser.add_argument_group("what serve is told; without them every kind is planned")
+    group = parser.add_argument_group("what serve is told; without the first two every kind is planned")
     group.add_argument("--quantization", choices=get_args(Quantization))
     group.add_argument("--kv-cache-dtype", choices=get_args(KVCacheDtype))
+    group.add_argument(
+        "--activation-dtype", choices=get_args(ActivationDtype), default=RuntimeConfig().activation_dtype
+    )
     group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens of a step")
     group.add_argument("--memory-budget", metavar="BYTES", help="of a machine's ranks together, as serve takes it")
     group.add_argument("--offload-weights", metavar="BYTES", help="of layers that each rank leaves in host memory")
@@ -123,6 +126,7 @@ def _asked(arguments: argparse.Namespace, max_position: int) -> "Asked":
     usual = RuntimeConfig()
     runtime = RuntimeConfig(
         max_model_len=arguments.context or max_position,
+        activation_dtype=arguments.activation_dtype,
         memory_budget=_bytes(arguments.memory_budget, "--memory-budget", usual.memory_budget),
         offload_weights=_bytes(arguments.offload_weights, "--offload-weights", usual.offload_weights),
         encoder_cache_bytes=_bytes(arguments.encoder_cache_bytes, "--encoder-cache-bytes", usual.encoder_cache_bytes),

@@ -77,6 +77,7 @@ def command_line(name: str, candidate: Candidate, asked: Asked) -> str:
         ("data-parallel-size", split.replicas, 1),
         ("quantization", candidate.quantization, "none"),
         ("kv-cache-dtype", candidate.kv_type, "auto"),
+        ("activation-dtype", asked.runtime.activation_dtype, RuntimeConfig().activation_dtype),
         ("memory-budget", asked.runtime.memory_budget, 0),
         ("offload-weights", fit.runtime.offload_weights, 0),
         ("encoder-cache-bytes", asked.runtime.encoder_cache_bytes, RuntimeConfig().encoder_cache_bytes),

@@ -50,6 +50,15 @@ def test_integers_are_expanded_and_rows_are_never_quantised(device: torch.device
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_rows_are_quantised_to_8_bits_where_that_is_asked_for(device: torch.device, dtype: torch.dtype) -> None:
+    x, matrix = randn(5, 64, seed=1).to(dtype), quantize(randn(40, 64, seed=2), "q8_0")
+    packed = OPS.pack_quantized(replace(matrix, data_NR=matrix.data_NR.to(device)), 8)
+    found, exact = OPS.linear(x.to(device), packed, None), EXACT.pack_quantized(matrix, 8)
+    assert found.dtype == dtype
+    assert_close(found, EXACT.linear(x.double(), exact, None), EPS[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_rms_norm(device: torch.device, dtype: torch.dtype) -> None:
     x, weight = (randn(7, 96, seed=1) * 5).to(dtype), randn(96, seed=2)
     found = OPS.rms_norm(x.to(device), weight.to(device), 1e-5)

@@ -9,6 +9,7 @@ from model_runtime.quantized import (
     FORMS,
     QuantizedFormat,
     QuantizedMatrix,
+    RowBits,
     columns_of,
     dequantize,
     is_finite,
@@ -19,6 +20,8 @@ from model_runtime.quantized import (
 from tests.model_runtime.op_cases import EXACT, assert_close, compiled, randn
 
 FORMATS: list[QuantizedFormat] = ["q8_0", "q4_0", "q4_0_128", "q4_1", "q4_z", "q4_z_128", "mxfp4", "q4_k", "q6_k"]
+PRODUCTS: list[tuple[QuantizedFormat, RowBits]] = [("q8_0", 8), *((form, 16) for form in FORMATS)]
+"""Matrices, and the integers that rows become for them."""
 
 
 def matrix(form: QuantizedFormat, n: int, k: int, seed: int = 0) -> QuantizedMatrix:
@@ -55,12 +58,12 @@ def columns(form: QuantizedFormat, wanted: int) -> int:
     return -(-wanted // FORMS[form].numbers) * FORMS[form].numbers
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("form", "bits"), PRODUCTS)
 @pytest.mark.parametrize(("n", "blocks"), [(1, 1), (40, 2), (75, 19), (16, 48)])
-def test_product(form: QuantizedFormat, n: int, blocks: int) -> None:
+def test_product(form: QuantizedFormat, bits: RowBits, n: int, blocks: int) -> None:
     k = columns(form, 32 * blocks)
     ops, m, bias = compiled(), matrix(form, n, k), randn(n, seed=1)
-    weight, exact = ops.pack_quantized(m, 16), EXACT.pack_quantized(m, 16)
+    weight, exact = ops.pack_quantized(m, bits), EXACT.pack_quantized(m, bits)
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 70):
         x = randn(rows, k, seed=rows)
         assert_close(ops.linear(x, weight, None), EXACT.linear(x.double(), exact, None), 1e-6)
@@ -99,15 +102,15 @@ def test_every_number_of_mxfp4_with_the_least_and_largest_exponents() -> None:
     assert not is_finite(join_blocks("mxfp4", (torch.tensor([253], dtype=torch.uint8),), codes[:1]))
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_row_is_the_same_in_every_batch(form: QuantizedFormat) -> None:
+@pytest.mark.parametrize(("form", "bits"), PRODUCTS)
+def test_a_row_is_the_same_in_every_batch(form: QuantizedFormat, bits: RowBits) -> None:
     ops, before, x, bias = (
         compiled(),
         torch.get_num_threads(),
         randn(300, columns(form, 544), seed=3),
         randn(70, seed=4),
     )
-    weight = ops.pack_quantized(matrix(form, 70, columns(form, 544)), 16)
+    weight = ops.pack_quantized(matrix(form, 70, columns(form, 544)), bits)
     alone = torch.cat([ops.linear(x[i : i + 1], weight, bias) for i in range(len(x))])
     for threads in (1, 2, 3):
         set_threads(threads)
@@ -131,9 +134,9 @@ def test_a_scale_of_four_blocks_gives_the_same_bits_as_one_each(form: QuantizedF
         assert torch.equal(ops.linear(x[:rows], weight, None), ops.linear(x[:rows], of_blocks, None))
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("form", "bits"), PRODUCTS)
 @pytest.mark.parametrize("rows", [6, 20])
-def test_rows_at_the_ends_of_the_range(form: QuantizedFormat, rows: int) -> None:
+def test_rows_at_the_ends_of_the_range(form: QuantizedFormat, bits: RowBits, rows: int) -> None:
     """Zeros, an outlier, the largest values on both sides, and numbers too small to have a scale."""
     ops, m = compiled(), matrix(form, 40, columns(form, 64))
     x = randn(rows, columns(form, 64))
@@ -142,19 +145,21 @@ def test_rows_at_the_ends_of_the_range(form: QuantizedFormat, rows: int) -> None
     x[2], x[3] = 3.0, -3.0
     x[4] = 1e-42
     x[5] *= 1e-30
-    exact = EXACT.linear(x.double(), EXACT.pack_quantized(m, 16), None)
-    out = ops.linear(x, ops.pack_quantized(m, 16), None)
+    exact = EXACT.linear(x.double(), EXACT.pack_quantized(m, bits), None)
+    out = ops.linear(x, ops.pack_quantized(m, bits), None)
     for row in range(rows):
         assert (out[row].double() - exact[row]).abs().max() <= 1e-6 * exact[row].abs().max() + 1e-40
     assert not out[0].any()
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("form", "bits"), PRODUCTS)
 @pytest.mark.parametrize("rows", [2, 20])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_that_is_not_finite_gives_nothing_finite(form: QuantizedFormat, rows: int, broken: float) -> None:
+def test_a_row_that_is_not_finite_gives_nothing_finite(
+    form: QuantizedFormat, bits: RowBits, rows: int, broken: float
+) -> None:
     ops, m, x = compiled(), matrix(form, 40, columns(form, 64)), randn(rows, columns(form, 64))
     x[1, 40] = broken
-    out = ops.linear(x, ops.pack_quantized(m, 16), None)
+    out = ops.linear(x, ops.pack_quantized(m, bits), None)
     assert not out[1].isfinite().any()
     assert out[[0, *range(2, rows)]].isfinite().all()

@@ -64,6 +64,17 @@ def test_weights_take_what_is_planned(name: str, tmp_path: Path) -> None:
                     assert planned.row_bits == found.row_bits
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2_moe", "deepseek"])
+def test_rows_of_8_bits_take_no_other_weights(name: str, tmp_path: Path) -> None:
+    model = Outline(open_checkpoint(make(tmp_path, name)))
+    wide, narrow = Precision(quantization="int8"), Precision(quantization="int8", row_bits=8)
+    for share in rank_shares(model.opened.config, (2, 1, 1), whole_experts=False):
+        for ops in (load_ops(DEVICE, "auto"), select("any"), select("cuda")):
+            planned, found = model.weights(share, narrow, ops), loaded(model, share, narrow, ops)
+            assert planned.row_bits == found.row_bits == 8
+            assert planned.total == found.num_bytes == model.weights(share, wide, ops).total
+
+
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_configuration_plans_what_its_files_would(name: str, tmp_path: Path) -> None:
     files = Outline(open_checkpoint(make(tmp_path, name)))

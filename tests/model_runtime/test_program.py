@@ -92,6 +92,8 @@ def packed(ops: Ops, weight: Tensor, storage: str) -> PackedWeight:
     match storage:
         case "q8_0" | "q4_0" | "q4_0_128":
             return ops.pack_quantized(quantize(weight, storage), 16)
+        case "rows of 8 bits":
+            return ops.pack_quantized(quantize(weight, "q8_0"), 8)
         case _:
             return ops.pack(weight.to({"float32": torch.float32, "bfloat16": torch.bfloat16}[storage]))
 
@@ -184,6 +186,8 @@ def test_every_kind_of_dense_layer(name: str) -> None:
     [
         ("biases", "bfloat16"),
         ("biases", "q8_0"),
+        ("biases", "rows of 8 bits"),
+        ("parallel", "rows of 8 bits"),
         ("an adapter", "q8_0"),
         ("an adapter", "mixed"),
         ("sandwich", "q4_0"),
@@ -210,7 +214,7 @@ def test_images_that_attend_to_themselves_both_ways() -> None:
     assert_same(decoder, make_batch(decoder.config, spans=((1, 34, 38), (3, 2, 9))))
 
 
-@pytest.mark.parametrize("storage", ["float32", "mixed"])
+@pytest.mark.parametrize("storage", ["float32", "mixed", "rows of 8 bits"])
 def test_a_long_step_passes_a_layer_in_parts(storage: str) -> None:
     """With two threads, 200 rows are four parts of 48 and 56, the last of which ends within a group of 16."""
     config = replace(
@@ -231,6 +235,7 @@ def test_a_long_step_passes_a_layer_in_parts(storage: str) -> None:
         ("deepstack", "q4_0"),
         ("a cut group", "mixed"),
         ("parallel", "q8_0"),
+        ("sandwich", "rows of 8 bits"),
         ("an adapter", "mixed"),
         ("scaled and capped", "float32"),
     ],

@@ -175,6 +175,21 @@ def test_what_does_not_fit_has_numbers(config: Path, capsys: pytest.CaptureFixtu
     assert "Not all sequences fit at full length. Closest is one rank, weights none, KV auto: holds 39 of 40" in out
 
 
+def test_rows_of_8_bits_are_planned_beside_integers_of_8_bits_alone(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (config, "--devices", "cpu:1GiB", "--context", 64, "--kv-cache-dtype", "auto", "--activation-dtype", "int8")
+    _, out, _ = run(capsys, *asked, "--json")
+    found = json.loads(out)
+    problems = {way["quantization"]: way["problem"] for way in found["candidates"]}
+    assert problems["int8"] == ""
+    assert "all matrices of this model are floats" in problems["none"]
+    assert "is q4_0: set activation_dtype to auto" in problems["int4"]
+    assert "--quantization int8" in found["recommended"] and "--activation-dtype int8" in found["recommended"]
+    code, _, _ = run(capsys, *asked, "--quantization", "none")
+    assert code == 1
+
+
 def test_what_serve_refuses_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, config, "--devices", "2x1GiB")
     assert "firstlight serve" in out and "--device cuda" in out

@@ -11,6 +11,7 @@ import pytest
 from model_runtime import executor
 from server import quality_command
 from server.cli import main
+from server.options import OptionError
 from server.quality import LOGITS, TOKENS, Comparison, compare
 from tests.checkpoints import make_checkpoint
 
@@ -65,10 +66,15 @@ def test_nothing_is_lost_against_itself_and_something_when_quantised(
     assert same["agreement"] == 1
     assert same["perplexity"] == same["reference_perplexity"]
     means = []
-    for bits in ("int8", "int4", "int4-g128"):
-        assert run(folder, text, "--json", "--quantization", bits, "--kernels", "reference") == 0
+    for options in (("int8",), ("int8", "--activation-dtype", "int8"), ("int4",), ("int4-g128",)):
+        assert run(folder, text, "--json", "--kernels", "reference", "--quantization", *options) == 0
         means.append(json.loads(capsys.readouterr().out)["mean_kl"])
-    assert 1e-6 < means[0] < means[1] / 4 < means[2] / 4
+    assert 1e-6 < means[0] < means[1] < means[2] / 2 < means[3] / 2
+
+
+def test_rows_of_8_bits_beside_floats_are_refused(folder: Path, text: Path) -> None:
+    with pytest.raises(OptionError, match="activation_dtype int8 is for 8-bit integers"):
+        run(folder, text, "--activation-dtype", "int8", "--kernels", "reference")
 
 
 def test_limits_decide_the_exit_code(folder: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
