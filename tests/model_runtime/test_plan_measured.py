@@ -43,9 +43,9 @@ LATENT = SHAPE | {
     "first_k_dense_replace": 1,
 }
 TOKENS, SEQUENCES = 128, 4
-SMALL_BYTES = 2**19
-"""Of a step's peak nobody knows better: small objects touch pages of the heap again, which was trimmed before, and
-Linux adds up pages in batches of 32 or more for each processor."""
+COUNTED_APART = 2 * 4096 * max(32, 2 * (os.cpu_count() or 1))
+"""Bytes that a small step's peak may be off: Linux adds up pages in batches, one for each processor, and a process is
+on two in the meantime. On two processors steps of 2 to 4 MiB were 12 to 192 KiB below what is planned."""
 
 
 def make_text(folder: Path, family: str, shape: dict[str, object]) -> None:
@@ -87,4 +87,4 @@ def test_a_process_takes_what_is_planned(measured: dict[str, dict[str, int]], na
     assert found["kv taken"] == pytest.approx(found["kv"], rel=0.03), found
     assert found["tensors of the step"] == pytest.approx(found["step"], rel=0.1), found
     # of what a step has, pages that it never touches take nothing
-    assert 0.85 * found["step"] < found["step taken"] < 1.05 * found["step"] + SMALL_BYTES, found
+    assert 0.85 * found["step"] - COUNTED_APART < found["step taken"] < 1.05 * found["step"] + COUNTED_APART, found
