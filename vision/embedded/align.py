@@ -37,17 +37,19 @@ CURVE = "align.jsonl"
 class AlignConfig:
     """How long and how fast."""
 
-    scenes: int = 20_000
-    batch: int = 4
+    scenes: int = 12_000
+    batch: int = 8
     seed: int = 2
     question_first: float = 0.25
     """Share of the scenes of which one question is asked before the picture, as clients may."""
+    questions: int = 6
+    """At most, of a scene; several shapes have up to twenty, beside which others would be padding."""
     projector_rate: float = 3e-4
     adapter_rate: float = 1e-3
     warmup_steps: int = 20
     cooldown: float = 0.3
     checkpoint_every_s: float = 180.0
-    measure_every: int = 4_000
+    measure_every: int = 1_600
     """Scenes."""
     measure_count: int = 20
 
@@ -95,11 +97,13 @@ class Seer(torch.nn.Module):
 
 
 def scene_turns(
-    tokenizer: Tokenizer, scene: Scene, seed: int, index: int, patches: int, share_first: float = 0.0
+    tokenizer: Tokenizer, scene: Scene, seed: int, index: int, patches: int, share_first: float = 0.0, most: int = 99
 ) -> tuple[Turns, list[str]]:
-    """All questions of a scene, and their tasks; or, of a share of the scenes, one question before the picture."""
+    """`most` questions of a scene, and their tasks; or, of a share of the scenes, one question before the picture."""
     random = np.random.default_rng((seed, index, 2))
     asked = questions(random, scene)
+    if len(asked) > most:
+        asked = [asked[int(i)] for i in sorted(random.choice(len(asked), most, replace=False))]
     if random.random() < share_first:
         one = asked[int(random.integers(len(asked)))]
         return question_first(tokenizer, one, patches), [one.task]
@@ -162,7 +166,11 @@ class AlignRun:
         scenes = [training_scene(self.painter, config.seed, first + i) for i in range(config.batch)]
         features = self.seer.features(scenes)
         asked = [
-            scene_turns(self.seer.tokenizer, scene, config.seed, first + i, features.shape[1], config.question_first)
+            scene_turns(
+                *(self.seer.tokenizer, scene, config.seed, first + i, features.shape[1]),
+                share_first=config.question_first,
+                most=config.questions,
+            )
             for i, scene in enumerate(scenes)
         ]
         logits, wanted, _ = self.seer.answers([one for one, _ in asked], features)

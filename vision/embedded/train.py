@@ -39,6 +39,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     found.add_argument("--threads", type=int, default=0, help="of the processor; 0: all")
     found.add_argument(
+        "--compile", action="store_true", help="loops by torch.compile: up to twice as fast, needs a C++ compiler"
+    )
+    found.add_argument(
         "--pause-while",
         type=Path,
         action="append",
@@ -72,6 +75,8 @@ class Pipeline:
     device: torch.device
     wait: Callable[[], None]
     """Called before every step."""
+    compiled: bool = False
+    """Whether torch.compile makes the loops of tower and language model."""
 
     def run(self, stage: str) -> None:
         """One of STAGES."""
@@ -80,6 +85,8 @@ class Pipeline:
     def _encode(self) -> None:
         run = EncoderRun(self.folder, self.painters, self.encoder, self.tower, self.device)
         print(f"encoder: step {run.step} of {self.encoder.steps}", flush=True)
+        if self.compiled:
+            run.tower.compile(dynamic=False)
         run.run(self.wait)
 
     def _joined(self, weights: Mapping[str, Tensor]) -> AlignRun:
@@ -94,6 +101,8 @@ class Pipeline:
     def _align(self) -> None:
         gate = Gate(*load_encoder(self.folder, self.tower), self.painters.evaluation, self.align.measure_count)
         run = self._joined(self.language())
+        if self.compiled:
+            run.seer.language.compile_layers()
         print(f"alignment: step {run.step} of {self.align.steps}; the encoder alone: {gate.encoder}", flush=True)
         run.run(self.wait, gate.measure)
 
@@ -124,6 +133,7 @@ def main() -> None:
         align=AlignConfig(scenes=options.scenes),
         device=torch.device(options.device),
         wait=waiter(options.pause_while),
+        compiled=options.compile,
     )
     for stage in options.stage or STAGES:
         pipeline.run(stage)
