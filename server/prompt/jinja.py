@@ -100,5 +100,6 @@ def _form(template: ChatTemplate, markup: ImageMarkup | None, source: str) -> Fo
         knows_developer=template.knows_developer,
         image_literal=literal,
         shows_images=literal is not None and template.shows_images(literal),
+        images_first="image" not in source,
         reasoning_name="thinking" if says_thinking else "reasoning_content",
     )

@@ -79,6 +79,8 @@ class Form:
     """Content may be a list of parts, whatever the role."""
     shows_images: bool = False
     """A list of parts may hold images."""
+    images_first: bool = False
+    """In a string, before all text of the message, as LLaVA's own template has it: the template knows text alone."""
     reasoning_name: str = "reasoning_content"
     """What the template calls it. GPT-OSS's, which says `thinking`, refuses it beside both content and calls."""
 
@@ -120,6 +122,8 @@ def _plain_content(
         parts = [_plain_part(part, f"{where}[{index}]", protect, form) for index, part in enumerate(content)]
         if keeps_parts and parts:
             return parts
+        if form.images_first:
+            parts.sort(key=lambda part: part["type"] != "image")
         text = "\n".join(part.get("text", form.image_literal or "") for part in parts)
     else:
         raise BadRequest(f"{where} must be a string or a list of parts.", param="messages")

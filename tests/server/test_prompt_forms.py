@@ -22,6 +22,8 @@ FIRST_PART_ALWAYS = FIRST_PART.replace("message['content'] is string", "message[
 """LLaVA-NeXT knows no strings."""
 OTHER_KEY = FIRST_PART.replace("part['text']", "part['content']")
 """The first Pixtral expects a part's text under `content`."""
+TEXT_ALONE = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
+"""A model of text with an image side: LLaVA's own template has all images of a message first."""
 
 
 def text_part(text: str) -> dict[str, object]:
@@ -35,6 +37,7 @@ def text_part(text: str) -> dict[str, object]:
         (STRINGS_BUT_USERS, "x<image><image>y"),
         (FIRST_PART_ALWAYS, "x<image><image>y"),
         (OTHER_KEY, "x\n<image><image>\ny"),
+        (TEXT_ALONE, "<image><image>\nx\ny"),
     ],
 )
 def test_every_part_of_every_message_is_shown(template: str, user: str) -> None:

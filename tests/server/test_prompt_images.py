@@ -60,7 +60,7 @@ EXPECTED = {
     ),
     "strings": (
         (WIDE, TALL),
-        f"<|im_start|>user\na\n<image><image><image>\nb\n<image><image><image>\nc{CHATML_END}",
+        f"<|im_start|>user\n<image><image><image>\n<image><image><image>\na\nb\nc{CHATML_END}",
     ),
 }
 
