@@ -41,7 +41,7 @@ class AlignConfig:
     batch: int = 8
     seed: int = 2
     question_first: float = 0.25
-    """Share of the scenes of which one question is asked before the picture, as clients may."""
+    """Share of the scenes with one question before the picture: in conversations there may be text before it."""
     questions: int = 6
     """At most, of a scene; several shapes have up to twenty, beside which others would be padding."""
     projector_rate: float = 3e-4
