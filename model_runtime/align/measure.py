@@ -52,6 +52,9 @@ UNITS: Mapping[torch.dtype, float] = MappingProxyType(
 """Unit of rounding by type: half the distance from 1 to the next number. Of integers, which have a scale for a block of
 a row or for a head, for numbers a fourth as large as the largest of the block: so int16, the rows that meet matrices of
 integers, lets a product differ by 1e-3."""
+ROWS_OF_8_BITS = 256 * UNITS[torch.int16]
+"""Of rows of 8 bits for products. A head of int8 in the cache has a scale of its own and values of one size; in rows
+there are numbers far below the largest of their block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ class Precisions:
         kind = "experts" if self.is_summed and kind == "residual" else kind
         units = [UNITS[self.hidden]]
         if kind in ("linear", "router", "experts", "logits"):
-            units.append(UNITS[self.rows])
+            units.append(ROWS_OF_8_BITS if self.rows is torch.int8 else UNITS[self.rows])
         if kind == "attention":
             units.append(UNITS[self.cache])
         narrow = NARROW_SCORES if kind == "attention" else NARROW

@@ -1,6 +1,7 @@
 """`firstlight align` as people run it: exit codes, reports, and files between machines."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -154,6 +155,20 @@ def test_integers(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_integers_with_tied_embeddings(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama", {"tie_word_embeddings": True})
     assert run(str(tmp_path), "--quantization", "int8", *CUT) == 0
+
+
+def test_rows_of_8_bits(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Products may differ by more, everything else by no more than ever: norms of another epsilon are found."""
+    narrow = ("--quantization", "int8", "--activation-dtype", "int8")
+    assert run(str(folder), *narrow, *CUT) == 0
+    other, path = tmp_path / "other", tmp_path / "reference.safetensors"
+    shutil.copytree(folder, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+    assert run(str(folder), *narrow, "--dump", str(path)) == 0
+    capsys.readouterr()
+    assert run(str(other), *narrow, "--reference", str(path), *CUT) == 1
+    assert "layers.0.input_layernorm.out (norm" in capsys.readouterr().out
 
 
 def test_longrope_is_that_of_the_longest_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
