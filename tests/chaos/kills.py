@@ -82,11 +82,15 @@ class Chaos:
             return list(pool.map(self._listen, self._requests))
 
     def _kill_until_done(self, most: int, spread: float) -> None:
-        """Also while an engine is starting, but where there are several only when all are there."""
+        """Also while an engine is starting, but where there are several only when all are there. Not when all is
+        computed: clients may still be reading what a fast machine has long said."""
         while self.report.kills.total() < most and not self._done.wait(self._random.uniform(0.05, spread)):
             children, names = self._server.children(), self._victims[self.report.kills.total() % len(self._victims)]
-            others = self._server.progress().get("replicas", [])
+            progress = self._server.progress()
+            others = progress.get("replicas", [])
             if not children.keys() >= set(names) or any(one["status"] == "no engine" for one in others):
+                continue
+            if progress["status"] == "idle":
                 continue
             killed_at = time.monotonic()
             if hit := tuple(name for name in names if self._hit(children[name])):
