@@ -72,10 +72,10 @@ class Seer(torch.nn.Module):
         self.device = first.device
         self.tower = tower.to(self.device)
         self.projector = Projector(tower.config.width, first.shape[-1]).to(self.device)
-        start_from_words(self.projector, heads.to(self.device), present, self._word)
+        start_from_words(self.projector, heads.to(self.device), present, self._embedding)
 
-    def _word(self, word: str) -> Tensor:
-        return self.language.embed(torch.tensor(encode(self.tokenizer, f" {word}"))).mean(dim=0)
+    def _embedding(self, text: str) -> Tensor:
+        return self.language.embed(torch.tensor(encode(self.tokenizer, text))).mean(dim=0)
 
     @torch.no_grad()
     def features(self, scenes: Sequence[Scene]) -> Tensor:

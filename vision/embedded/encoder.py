@@ -25,7 +25,7 @@ from vision.embedded.targets import targets
 from vision.embedded.tower import Tower, TowerConfig, start
 from vision.embedded.vocabulary import SCENES
 
-MIX = (0.40, 0.28, 0.08, 0.14, 0.10)
+MIX = (0.34, 0.27, 0.09, 0.24, 0.06)
 """Shares of the kinds of scenes, in the vocabulary's order. Constant: what is left out for a while is forgotten."""
 CHECKPOINT = "encoder.safetensors"
 CURVE = "encoder.jsonl"
@@ -35,7 +35,7 @@ CURVE = "encoder.jsonl"
 class EncoderConfig:
     """How long and how fast."""
 
-    samples: int = 190_000
+    samples: int = 280_000
     batch: int = 64
     seed: int = 1
     first_pictures: int = 512

@@ -68,9 +68,11 @@ class Projector(nn.Module):
 def start_from_words(
     projector: Projector, heads: Heads, present: Mapping[str, float], embedding: Callable[[str], Tensor]
 ) -> None:
-    """`present` has the mean logit of a head's classes where they are, `embedding` gives [H] for a word. Rows beyond
-    the heads' start as noise that nothing hears yet."""
-    words = [embedding(name) * LOUDNESS.get(head, 1.0) for head in HEADS for name in NAMES[head]]
+    """`present` has the mean logit of a head's classes where they are, `embedding` gives [H] for a text. Rows beyond
+    the heads' start as noise that nothing hears yet. Letters and digits are what an answer has them as: no words, which
+    begin with a space."""
+    texts = {head: [name if head == "glyph" else f" {name}" for name in NAMES[head]] for head in HEADS}
+    words = [embedding(text) * LOUDNESS.get(head, 1.0) for head in HEADS for text in texts[head]]
     shifts = [PRESENT - present[head] for head in HEADS for _ in NAMES[head]]
     rows = len(words)
     assert rows == heads.classes.out_features <= projector.linear_1.out_features

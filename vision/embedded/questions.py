@@ -23,6 +23,9 @@ class Question:
     task: str
     text: str
     answer: str
+    spelled: str = ""
+    """What of the answer is said letter by letter: the picture shows letters, and nothing in it says which of them the
+    tokenizer has as one token."""
 
 
 def _article(noun: str) -> str:
@@ -124,7 +127,8 @@ def _text(random: Generator, scene: Scene) -> list[Question]:
     numbers = ("What number is this?", "Which number is in the picture?", "Read the number.")
     words = ("What does the text say?", "Which word is this?", "Read the word.")
     is_number = scene.kind == "digits"
-    return [Question(scene.kind, _pick(random, numbers if is_number else words), scene.text.lower())]
+    text = scene.text.lower()
+    return [Question(scene.kind, _pick(random, numbers if is_number else words), text, text)]
 
 
 def _chart(random: Generator, scene: Scene) -> list[Question]:
@@ -144,4 +148,4 @@ def questions(random: Generator, scene: Scene) -> list[Question]:
         random, scene
     )
     requests = ("Describe the picture.", "What do you see?", "Describe this image.")
-    return [*asked, Question("caption", _pick(random, requests), caption(scene))]
+    return [*asked, Question("caption", _pick(random, requests), caption(scene), scene.text.lower())]

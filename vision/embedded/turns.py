@@ -42,6 +42,14 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return ids
 
 
+def answer_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
+    """Of the answer and its end. The text is the same whether letters are tokens of their own or not."""
+    if not question.spelled:
+        return encode(tokenizer, question.answer + END)
+    before, spelled, after = question.answer.rpartition(question.spelled)  # what is read stands last
+    return [token for part in (before, *spelled, after + END) for token in encode(tokenizer, part)]
+
+
 def prefix(tokenizer: Tokenizer, patches: int) -> list[int]:
     """All up to the question."""
     return encode(tokenizer, BEFORE) + [IMAGE_TOKEN] * patches
@@ -54,7 +62,7 @@ def turns(tokenizer: Tokenizer, asked: Sequence[Question], patches: int) -> Turn
     positions, branch, wanted = list(range(shared)), [0] * shared, [-100] * shared
     for number, question in enumerate(asked, 1):
         before = encode(tokenizer, BETWEEN + question.text + AFTER)
-        answer = encode(tokenizer, question.answer + END)
+        answer = answer_ids(tokenizer, question)
         both = before + answer
         ids += both
         positions += range(shared, shared + len(both))
@@ -71,7 +79,7 @@ def turns(tokenizer: Tokenizer, asked: Sequence[Question], patches: int) -> Turn
 def question_first(tokenizer: Tokenizer, question: Question, patches: int) -> Turns:
     """A request whose text comes before its picture: one question, since what the picture's tokens hear is another."""
     before = encode(tokenizer, BEFORE + question.text + BETWEEN) + [IMAGE_TOKEN] * patches + encode(tokenizer, AFTER)
-    answer = encode(tokenizer, question.answer + END)
+    answer = answer_ids(tokenizer, question)
     length = len(before) + len(answer)
     return Turns(
         ids=torch.tensor(before + answer),

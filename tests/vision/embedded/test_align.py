@@ -15,7 +15,7 @@ from vision.embedded.language import Language
 from vision.embedded.painter import Painter
 from vision.embedded.projector import PRESENT
 from vision.embedded.questions import Question
-from vision.embedded.turns import IMAGE_TOKEN, question_first, turns
+from vision.embedded.turns import IMAGE_TOKEN, answer_ids, question_first, turns
 from vision.embedded.vocabulary import HEADS
 
 pytestmark = pytest.mark.model
@@ -62,6 +62,17 @@ def test_a_question_may_stand_before_its_picture(seer: Seer) -> None:
     _, wanted, places = seer.answers([found], torch.randn(1, 64, 64))
     assert seer.tokenizer.decode(wanted.tolist(), skip_special_tokens=False) == "a dog<|im_end|>"
     assert places[:, 1].tolist() == [1, 1, 1]
+
+
+def test_what_is_read_is_answered_letter_by_letter(seer: Seer) -> None:
+    """In the caption of "word" that is the one in quotation marks; what stands around it has its usual tokens."""
+    question = Question("caption", "What do you see?", 'The word "word".', "word")
+    found = [
+        seer.tokenizer.decode([token], skip_special_tokens=False) for token in answer_ids(seer.tokenizer, question)
+    ]
+    assert found == ["The", " word", ' "', "w", "o", "r", "d", '".', "<|im_end|>"]
+    whole = answer_ids(seer.tokenizer, Question("word", "Read the word.", "word"))
+    assert [seer.tokenizer.decode([token], skip_special_tokens=False) for token in whole] == ["word", "<|im_end|>"]
 
 
 def test_a_class_begins_as_the_embedding_of_its_name(seer: Seer) -> None:
