@@ -84,8 +84,33 @@ def load_product(path: Path, runtime: RuntimeConfig, progress: Callable[[float],
     return load_ranks(path, runtime, progress)[0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What the options come to, for a checkpoint."""
+
+    opened: Opened
+    device: torch.device
+    ops: Ops
+    positions: int
+
+
+def check_ranks(path: Path, runtime: RuntimeConfig) -> None:
+    """What `load_ranks` would refuse before it reads any tensor. Raises CheckpointError, PlanError."""
+    _asked(path, runtime)
+
+
 def load_ranks(path: Path, runtime: RuntimeConfig, progress: Callable[[float], None]) -> list[Product]:
     """Of each rank that shares the layers. Raises CheckpointError, PlanError."""
+    asked, size = _asked(path, runtime), runtime.tensor_parallel_size
+    set_threads(max(1, (runtime.threads or host.usable_cores()) // size))
+    if size == 1:
+        offload = offload_alone(asked.opened, runtime, asked.ops)
+        return [_loaded(asked, runtime, Alone(), progress, offload)]
+    ranks = _ranks(size, runtime.collective_timeout)
+    return [_loaded(asked, runtime, rank, progress) for rank in ranks]
+
+
+def _asked(path: Path, runtime: RuntimeConfig) -> _Asked:
     device, size = choose_device(runtime.device), runtime.tensor_parallel_size
     opened = open_checkpoint(path, runtime.image_folder)
     if problem := refused_ranks(runtime.num_ranks, device.type):
@@ -95,15 +120,10 @@ def load_ranks(path: Path, runtime: RuntimeConfig, progress: Callable[[float], N
     if size < runtime.num_ranks:
         raise PlanError("align divides layers alone: set pipeline_parallel_size and context_parallel_size to 1")
     positions = _positions(opened.config, runtime, size)
-    set_threads(max(1, (runtime.threads or host.usable_cores()) // size))
     ops = load_ops(device, runtime.kernels)
-    if size == 1:
-        offload = offload_alone(opened, runtime, ops)
-        return [_loaded(opened, positions, runtime, device, ops, Alone(), progress, offload)]
-    if not is_compiled(ops):
+    if size > 1 and not is_compiled(ops):
         raise PlanError("align with several ranks needs the compiled kernels, through whose memory they speak")
-    ranks = _ranks(size, runtime.collective_timeout)
-    return [_loaded(opened, positions, runtime, device, ops, rank, progress) for rank in ranks]
+    return _Asked(opened=opened, device=device, ops=ops, positions=positions)
 
 
 def _positions(config: ModelConfig, runtime: RuntimeConfig, size: int) -> int:
@@ -132,17 +152,14 @@ def _ranks(size: int, timeout_seconds: float) -> list[Collectives]:
 
 
 def _loaded(
-    opened: Opened,
-    positions: int,
+    asked: _Asked,
     runtime: RuntimeConfig,
-    device: torch.device,
-    ops: Ops,
     rank: Collectives,
     progress: Callable[[float], None],
     offload: Offload | None = None,
 ) -> Product:
-    precision = Precision.of(runtime)
-    whole = runtime.enable_expert_parallel
+    opened, ops, device, precision = asked.opened, asked.ops, asked.device, Precision.of(runtime)
+    whole, positions = runtime.enable_expert_parallel, asked.positions
     model = load_model(
         opened, ops, device, progress, positions, precision, collectives=rank, whole_experts=whole, offload=offload
     )

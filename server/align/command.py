@@ -53,13 +53,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare and print; EXIT_DIVERGES where the two differ by more than rounding. Raises OptionError, ModelNotFound,
     EmbeddedModelMissing and CheckpointError."""
     from model_runtime.align.compare import align
-    from model_runtime.align.product import load_ranks
+    from model_runtime.align.product import check_ranks, load_ranks
     from model_runtime.memory import PlanError
 
     config = resolve(arguments, os.environ)
     _check(arguments)
     model = resolve_model(config.model)
     try:
+        if arguments.dump is None:
+            check_ranks(model.path, config.runtime)  # the reference may take minutes
         reference = _reference(model.path, arguments, config.runtime)
         if arguments.dump is not None:
             return _dump(reference, arguments.dump)

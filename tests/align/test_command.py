@@ -76,6 +76,15 @@ def test_without_transformers(
     assert "pip install 'firstlight[align]', or give --reference a file" in capsys.readouterr().err
 
 
+def test_options_are_refused_before_the_reference_is_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which here cannot be."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert run(str(folder), "--pipeline-parallel-size", "2", *CUT) == 2
+    assert "align divides layers alone" in capsys.readouterr().err
+
+
 def test_files_that_are_no_references(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "reference.safetensors"
     assert run(str(folder), "--reference", str(path)) == 2
