@@ -52,7 +52,10 @@ class GatewayConfig:
     )
     body_timeout: float = field(
         default=30.0,
-        metadata={"help": "seconds in which a request's headers, and then its body, must arrive; slower ones get 408"},
+        metadata={
+            "help": "seconds in which a request's headers, and then its body, must arrive; slower ones get 408; and "
+            "for which a client may take nothing of its answer: then its connection is reset"
+        },
     )
     max_sequences_per_request: int = field(
         default=128, metadata={"help": "prompts times n of one request; more get 400"}

@@ -1,5 +1,5 @@
 """HTTP/1.1 as uvicorn speaks it, with what it leaves open: heads are bounded in size and time, a request that offers to
-change to another protocol keeps its body, and refusals look like those of the routes.
+change to another protocol keeps its body, refusals look like those of the routes, and who does not read is left.
 
 API process; `server/api_process.py` gives it to uvicorn. The limits of bodies are in `server/api/body.py`.
 """
@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.errors import ApiError, BadRequest, DeadlineExceeded, HeadTooLarge
 from server.middleware import error_messages
+from server.unread_answer import ReadWatch
 
 MAX_PIPELINED = 16
 """Requests that may wait behind the one being answered while more is read. Who does not read sees no client leave."""
@@ -26,19 +27,20 @@ def _without_offer(name: bytes, value: bytes) -> bytes:
     return b"%b: %b" % (name, value)
 
 
-def bounded_protocol(max_head_bytes: int, head_timeout: float) -> type[HttpToolsProtocol]:
-    """The class of connections whose heads (request line and headers) keep to these limits."""
+def bounded_protocol(max_head_bytes: int, patience: float) -> type[HttpToolsProtocol]:
+    """The class of connections whose heads (request line and headers) keep to these limits. `patience` is in seconds:
+    for a head to arrive, and for the client to take some more of its answer."""
 
     class Bounded(BoundedProtocol):
         limit = max_head_bytes
-        timeout = head_timeout
+        timeout = patience
 
     return Bounded
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. A head that is too large gets 431; one that does not arrive in time 408, an unused connection is
-    closed without a word."""
+    closed without a word, and so is one whose client reads nothing of its answer for so long."""
 
     limit: int
     timeout: float
@@ -54,14 +56,24 @@ class BoundedProtocol(HttpToolsProtocol):
         """Called by the event loop."""
         super().connection_made(transport)
         self._timer = self.loop.call_later(self.timeout, self._too_slow)
+        self._unread = ReadWatch(transport, self.timeout, self._may_write)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self._stop_timer()
+        self._unread.stop()
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Called by the event loop when so much is unsent that the answer must wait."""
+        super().pause_writing()
+        self._unread.begin()
+
+    def _may_write(self) -> bool:
+        return self._answered is not None and not self.flow.write_paused and not self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
@@ -113,6 +125,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Called by a request when its answer is complete."""
         self._answered = self.pipeline[-1][0] if self.pipeline else None
+        self._unread.begin()
         super().on_response_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -15,12 +15,16 @@ START_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def serve_app(app: FastAPI, *, max_head_bytes: int = 65_536, head_timeout: float = 30.0) -> Iterator[str]:
-    """The base URL; the server ends with the block."""
+def serve_app(
+    app: FastAPI, *, max_head_bytes: int = 65_536, patience: float = 30.0, send_buffer: int | None = None
+) -> Iterator[str]:
+    """The base URL; the server ends with the block. `send_buffer` is in bytes: what the system takes for a client."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        if send_buffer is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         config = uvicorn.Config(
             app,
-            http=bounded_protocol(max_head_bytes, head_timeout),
+            http=bounded_protocol(max_head_bytes, patience),
             ws="none",
             log_config=None,
             timeout_graceful_shutdown=1,

@@ -154,7 +154,7 @@ def test_client_that_leaves_in_the_middle_of_a_body(busy_server: Server) -> None
 def impatient() -> Iterator[str]:
     """A gateway with short limits, and keys."""
     app = make_app(FakeEngine(script=says("hello")), body_timeout=0.5, api_key=("sk-good",))
-    with serve_app(app, max_head_bytes=2000, head_timeout=0.5) as url:
+    with serve_app(app, max_head_bytes=2000, patience=0.5) as url:
         yield url
 
 
