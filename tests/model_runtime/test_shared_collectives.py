@@ -139,14 +139,14 @@ def test_rows_in_many_pieces_come_to_whom_they_are_for() -> None:
 def test_time_and_bytes_are_counted() -> None:
     def one(collectives: SharedMemoryCollectives) -> SharedMemoryCollectives:
         if collectives.rank == 1:
-            time.sleep(0.05)
+            time.sleep(0.5)
         collectives.all_reduce(torch.zeros(64))
         return collectives
 
     waited, late = (collectives.counters for collectives in on_shared_memory(2, one))
     assert (waited.calls, waited.sent_bytes) == (late.calls, late.sent_bytes) == (1, 256)
-    assert 0.04 < waited.waiting_seconds <= waited.seconds
-    assert late.waiting_seconds < 0.04
+    assert 0.4 < waited.waiting_seconds <= waited.seconds
+    assert late.waiting_seconds < 0.4
 
 
 def test_what_never_comes_is_an_error_after_the_time_out() -> None:
@@ -199,13 +199,13 @@ def test_a_killed_rank_wakes_the_others_long_before_the_time_out() -> None:
 
 
 def test_a_stopped_rank_is_an_error_after_the_time_out() -> None:
-    with peer(0.3) as (collectives, process):
+    with peer(1.5) as (collectives, process):
         sums(collectives, lambda count: count == 10)
         process.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises(AssertionError, match="rank 1"):
-            sums(collectives, lambda count: time.monotonic() > began + 10)
-        assert 0.25 < time.monotonic() - began < 5
+            sums(collectives, lambda count: time.monotonic() > began + 30)
+        assert 1.4 < time.monotonic() - began < 20
 
 
 def test_every_group_of_a_mesh_has_an_area_of_its_own() -> None:

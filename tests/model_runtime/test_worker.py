@@ -53,13 +53,13 @@ def test_plans_are_computed_and_reported(tmp_path: Path) -> None:
 
     def lead() -> tuple[RankStats, ...]:
         """Rank 0 hears of the other without a step of its own."""
-        followers = Followers(place.endpoints, 5.0)
+        followers = Followers(place.endpoints, 30.0)
         followers.agree(PoolFacts(1, 1, 0), lambda: None)
         for _ in range(2):
             followers.send(full_plan())
         others = OtherRanks(followers, tensor_mesh(Alone()), cast(Runner, runner))
         executor = Executor(cast(Runner, runner), cast(RuntimeInfo, None), others)
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + 30.0
         while len(known := executor.ranks) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         followers.close()

@@ -101,8 +101,8 @@ def test_who_does_not_read_gets_nothing_new(tmp_path: Path, monkeypatch: pytest.
 def test_who_is_quiet_gets_nothing_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(pair: Pair) -> None:
         await pair.says(0)
-        monkeypatch.setattr(engine_link, "QUIET_SECONDS", 0.05)
-        await asyncio.sleep(0.1)
+        monkeypatch.setattr(engine_link, "QUIET_SECONDS", 0.5)
+        await asyncio.sleep(0.6)
         await pair.says(1)
         pair.ask(1)
         await pair.hear_all(1, 1)
