@@ -24,13 +24,13 @@ import psutil
 
 from server.tiny_vlm import write_tiny_vlm
 from tests.chaos.mix import Heard, Request, image_requests, listen, text_requests
-from tests.end_to_end.conftest import Server, run_server
+from tests.end_to_end.conftest import BUFFERED_SECONDS, Server, run_server
 
 SPECULATION = '{"method": "ngram", "num_speculative_tokens": 8}'
-BUFFERED_SECONDS = 0.3
-"""What arrives sooner after a kill was sent before it."""
 REQUEST_SECONDS = 3600.0
 """On a busy machine a hundred pauses are long."""
+ANSWER_SECONDS = 240.0
+"""Of a request that is no stream: three engines may be lost before it has its answer."""
 Victims = tuple[str, ...]
 """Processes that are killed at once."""
 
@@ -85,15 +85,13 @@ class Chaos:
         """Also while an engine is starting, but where there are several only when all are there. Not when all is
         computed: clients may still be reading what a fast machine has long said."""
         while self.report.kills.total() < most and not self._done.wait(self._random.uniform(0.05, spread)):
-            children, names = self._server.children(), self._victims[self.report.kills.total() % len(self._victims)]
-            progress = self._server.progress()
-            others = progress.get("replicas", [])
-            if not children.keys() >= set(names) or any(one["status"] == "no engine" for one in others):
+            names = self._victims[self.report.kills.total() % len(self._victims)]
+            others = self._server.progress().get("replicas", [])
+            if any(one["status"] == "no engine" for one in others):
                 continue
-            if progress["status"] == "idle":
-                continue
+            victims = self._server.stop_at_work(*names)
             killed_at = time.monotonic()
-            if hit := tuple(name for name in names if self._hit(children[name])):
+            if hit := tuple(name for name, victim in victims.items() if self._hit(victim)):
                 self.report.kills[hit] += 1
                 self._wait_for_event(killed_at)
 
@@ -141,6 +139,7 @@ def chaos_server(*, images: bool, arguments: tuple[str, ...] = ()) -> Iterator[S
         if images:
             write_tiny_vlm(Path(folder) / "tiny-vlm")
         with run_server(*arguments, model=f"{folder}/tiny-vlm" if images else "embedded") as server:
+            server.http.timeout = ANSWER_SECONDS
             yield server
 
 

@@ -52,7 +52,7 @@ def test_what_is_not_sound_fails_alone(faulty: Server, fault: str, message: str)
     assert failed.status_code == 500
     assert message in failed.json()["error"]["message"]
     assert faulty.metrics()["engine_restarts_total"] == 0
-    faulty.wait_for(faulty.is_idle, 5, "idleness")
+    faulty.wait_for(faulty.is_idle, 30, "idleness")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux has such a score")
@@ -85,22 +85,22 @@ def test_a_pause_within_the_limit_is_forgiven(faulty: Server) -> None:
 def test_probes_do_not_wait_for_a_blocked_loop(faulty: Server, free_port: int) -> None:
     """They say so once it has lasted, and are right again when it is over."""
     with (
-        httpx.Client(base_url=f"http://127.0.0.1:{free_port}", timeout=2) as probe,
+        httpx.Client(base_url=f"http://127.0.0.1:{free_port}", timeout=10) as probe,
         ThreadPoolExecutor(1) as pool,
     ):
-        faulty.wait_for(lambda: probe.get("/health/ready").status_code == 200, 5, "readiness")
+        faulty.wait_for(lambda: probe.get("/health/ready").status_code == 200, 30, "readiness")
         assert probe.get("/health").json() == probe.get("/health/live").json() == {"status": "ok"}
         assert probe.get("/health/progress").json()["total_blocks"] > 0
         assert probe.get("/v1/models").status_code == 404
         blocked = pool.submit(asks, faulty, 1, "fault:block@api")
         began = time.monotonic()
-        faulty.wait_for(lambda: probe.get("/health/ready").status_code == 503, STALL_SECONDS + 2, "unreadiness")
+        faulty.wait_for(lambda: probe.get("/health/ready").status_code == 503, 30, "unreadiness")
         assert time.monotonic() - began > STALL_SECONDS / 2
         assert not blocked.done()
         assert probe.get("/health/ready").json()["reason"].startswith("the API process has given no sign of life")
         assert probe.get("/health/live").status_code == 503
         assert blocked.result().status_code == 200
-        faulty.wait_for(lambda: probe.get("/health/ready").status_code == 200, 5, "readiness")
+        faulty.wait_for(lambda: probe.get("/health/ready").status_code == 200, 30, "readiness")
         assert probe.get("/health/live").status_code == 200
 
 

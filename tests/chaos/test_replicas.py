@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from scheduler.config import SchedulerConfig
@@ -16,10 +15,10 @@ from scheduler.plan import ints
 from scheduler.request import Request, SamplingParams
 from server.routing import BLOCK_TOKENS, SLACK_TOKENS
 from server.tiny_vlm import write_tiny_vlm
-from tests.chaos.kills import BUFFERED_SECONDS, chaos_server
+from tests.chaos.kills import chaos_server
 from tests.chaos.mix import Heard, image_requests, listen
 from tests.chaos.test_poison import answer
-from tests.end_to_end.conftest import Server
+from tests.end_to_end.conftest import BUFFERED_SECONDS, Server
 from tests.end_to_end.test_conversation import COMPLETIONS
 from tests.vlm_engine import Engine
 
@@ -60,7 +59,9 @@ def test_tokens_are_those_of_one_engine(pair: Server, tmp_path: Path) -> None:
         return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     with ThreadPoolExecutor(16) as pool:
-        first = list(pool.map(ask, prompts))
+        with pair.held(*ENGINES):
+            asked = [pool.submit(ask, prompt) for prompt in prompts]
+        first = [one.result() for one in asked]
     assert [tokens for tokens, _ in first] == [alone[i].token_ids for i in range(len(prompts))]
     assert all(one["steps"] > 16 for one in replicas(pair))
     with ThreadPoolExecutor(SLACK_TOKENS // 216) as pool:
@@ -69,19 +70,6 @@ def test_tokens_are_those_of_one_engine(pair: Server, tmp_path: Path) -> None:
     known = [cached for ids, (_, cached) in zip(prompts, again, strict=True) if len(ids) >= BLOCK_TOKENS]
     assert len(known) > 20
     assert min(known) >= BLOCK_TOKENS - 16
-
-
-def stopped_at_work(server: Server) -> psutil.Process | None:
-    """The first engine, stopped as soon as it has sequences, and None if it had none left: on a fast machine all
-    streams are over in a third of a second, before this program has read much of them."""
-    engine = server.children()[ENGINES[0]]
-    server.wait_for(lambda: replicas(server)[0]["running"] > 0, 60, "work of the first engine")
-    engine.suspend()
-    time.sleep(BUFFERED_SECONDS)  # for what it had sent
-    if replicas(server)[0]["running"] > 0:
-        return engine
-    engine.resume()
-    return None
 
 
 def test_a_lost_replica_stops_nobody(pair: Server) -> None:
@@ -98,13 +86,13 @@ def test_a_lost_replica_stops_nobody(pair: Server) -> None:
             for one in arrivals:
                 one.clear()
             streams = [pool.submit(stream, index) for index in range(len(requests))]
-            if victim := stopped_at_work(pair):
+            pair.wait_for(lambda: replicas(pair)[0]["running"] > 0, 60, "work of the first engine")
+            if victims := pair.stop_at_work(ENGINES[0]):
                 break
             assert [stream.result() for stream in streams] == undisturbed
-        assert victim is not None
         survivor = pair.children()[ENGINES[1]].pid
         killed_at = time.monotonic()
-        victim.kill()
+        victims[ENGINES[0]].kill()
         pair.wait_for(lambda: not all_there(pair), 10, "the loss")
         unready = 0
         while not all_there(pair):

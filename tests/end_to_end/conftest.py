@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,10 @@ from server.tiny_vlm import write_tiny_vlm
 from server.validate.serving import children_of
 
 START_TIMEOUT = 60.0
+BUFFERED_SECONDS = 0.3
+"""Within these what an engine has sent is read, or some of it."""
+SENDING_SECONDS = 1.0
+"""For a few dozen requests to come to an engine; less than makes one count as silent."""
 
 
 @dataclass
@@ -79,6 +83,48 @@ class Server:
         """The API and engine processes by title, but for those that are just ending."""
         return children_of(self.process.pid)
 
+    def stop_at_work(self, *titles: str) -> dict[str, psutil.Process]:
+        """Stop processes of an engine, or the engines of replicas, if they are there and computing, or starting. If
+        they are not, nothing is stopped or returned. What an engine had sent is read first: on a fast machine it is
+        far ahead of those who read."""
+        children = self.children()
+        if not children.keys() >= set(titles):
+            return {}
+        stopped = {title: children[title] for title in titles}
+        replicas = [int(title.split()[-1]) for title in titles if "replica" in title]
+        _signal(stopped.values(), signal.SIGSTOP)
+        before, now = None, self._states(replicas)
+        while now != before:
+            time.sleep(BUFFERED_SECONDS)
+            before, now = now, self._states(replicas)
+        if all(status != "idle" for status, _ in now):
+            return stopped
+        _signal(stopped.values(), signal.SIGCONT)
+        return {}
+
+    @contextlib.contextmanager
+    def held(self, *titles: str) -> Iterator[None]:
+        """Engines are stopped until what is begun within was sent to them, so that they find all of it together."""
+        stopped = [self.children()[title] for title in titles]
+        _signal(stopped, signal.SIGSTOP)
+        try:
+            yield
+            time.sleep(SENDING_SECONDS)
+        finally:
+            _signal(stopped, signal.SIGCONT)
+
+    def _states(self, replicas: list[int]) -> list[tuple[str, int]]:
+        """Statuses and steps, as far as they are known, of these replicas, or of the only one."""
+        progress = self.progress()
+        engines = [progress["replicas"][number] for number in replicas] or [progress]
+        return [(engine["status"], engine.get("steps", 0)) for engine in engines]
+
+    def kill_at_work(self) -> bool:
+        """Whether the engine was computing, and was killed then."""
+        stopped = self.stop_at_work("engine")
+        _signal(stopped.values(), signal.SIGKILL)
+        return bool(stopped)
+
     def progress(self) -> dict[str, Any]:
         return self.http.get("/health/progress", timeout=10).json()
 
@@ -94,6 +140,13 @@ class Server:
             assert time.monotonic() - start < seconds, f"{what} did not happen within {seconds} s"
             time.sleep(0.02)
         return time.monotonic() - start
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """To those that are still there."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 @contextlib.contextmanager

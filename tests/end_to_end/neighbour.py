@@ -36,9 +36,9 @@ class Neighbour:
 
     def _run(self) -> None:
         try:
-            while not self._stop.is_set():
+            self.answers.append(self._ask())
+            while not self._stop.wait(REST_SECONDS):
                 self.answers.append(self._ask())
-                self._stop.wait(REST_SECONDS)
         except (httpx.HTTPError, ValueError) as error:
             self.failure = error
 

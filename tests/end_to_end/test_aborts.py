@@ -14,7 +14,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 WAVES = 5
 WAVE = 100
-SECONDS_UNTIL_FREE = 5.0
+SECONDS_UNTIL_FREE = 15.0
 LONG = "It was a dark and stormy night; the rain fell in torrents, except at occasional intervals. "
 
 
@@ -55,7 +55,9 @@ def test_x04_gauges_fall_without_another_request(server: Server) -> None:
     for stream in streams:
         stream.__exit__(None, None, None)
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-    server.wait_for(lambda: not any(server.metrics()[name] for name in names), 2, "the fall of the gauges")
+    server.wait_for(
+        lambda: not any(server.metrics()[name] for name in names), SECONDS_UNTIL_FREE, "the fall of the gauges"
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -56,4 +56,4 @@ def test_the_answer_is_that_of_transformers(tmp_path: Path, name: str, shared: s
             for choice in document["choices"]:
                 assert choice["token_ids"] == expected[key].continuation
         client.close()
-        assert server.is_idle()
+        server.wait_for(server.is_idle, 30, "idleness")

@@ -116,10 +116,9 @@ class ImageNeighbour:
 
     def _run(self) -> int:
         rounds = 0
-        while not self._stop.is_set():
+        while not rounds or not self._stop.wait(REST_SECONDS / 10):  # a tiny model answers sooner
             assert self._client.ask(self._url) == self._expected
             rounds += 1
-            self._stop.wait(REST_SECONDS / 10)  # a tiny model answers sooner
         return rounds
 
     def __enter__(self) -> None:

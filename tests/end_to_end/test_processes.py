@@ -1,5 +1,6 @@
 """Processes that die, hang or are told to stop: what clients see, and what is left behind."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,10 +11,10 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -62,13 +63,21 @@ def test_streams_go_on_when_the_engine_is_lost(own_server: Server) -> None:
         assert finishes(disturbed) == {0: ["length"]}
 
 
+def _has_said(server: Server, tokens: float) -> bool:
+    return server.metrics()["generation_tokens_total"] > tokens
+
+
 def _stream_past(fault: signal.Signals, server: Server, body: dict[str, object]) -> list[dict[str, Any]]:
     """A stream in whose midst the engine is lost."""
-    told = server.metrics()["generation_tokens_total"]
     with ThreadPoolExecutor(2) as pool:
-        stream = pool.submit(server.stream, "/v1/completions", **body)
-        server.wait_for(lambda: server.metrics()["generation_tokens_total"] > told + 30, 60, "output")
-        first_engine = server.children()["engine"]
+        for _ in range(20):
+            told = server.metrics()["generation_tokens_total"]
+            stream = pool.submit(server.stream, "/v1/completions", **body)
+            server.wait_for(partial(_has_said, server, told + 30), 60, "output")
+            if stopped := server.stop_at_work("engine"):
+                break
+            stream.result(60)
+        first_engine = stopped["engine"]
         first_engine.send_signal(fault)
         server.wait_for(lambda: not server.is_ready(), 20, "unreadiness")
         late = pool.submit(
@@ -84,8 +93,8 @@ def test_sigkill_of_the_api_process_leaves_nothing(own_server: Server) -> None:
     everybody = [psutil.Process(own_server.process.pid), *children.values()]
     folder = _socket_folder(own_server)
     children["api"].kill()
-    assert own_server.process.wait(5) != 0
-    _wait_gone(everybody, 5)
+    assert own_server.process.wait(30) != 0
+    _wait_gone(everybody, 30)
     assert not folder.exists()
 
 
@@ -94,9 +103,9 @@ def test_an_api_process_that_gives_no_sign_of_life_ends_the_server(capfd: pytest
         everybody = [psutil.Process(server.process.pid), *server.children().values()]
         server.children()["api"].suspend()
         began = time.monotonic()
-        assert server.process.wait(20) == 1
+        assert server.process.wait(30) == 1
         assert time.monotonic() - began > 3
-        _wait_gone(everybody, 5)
+        _wait_gone(everybody, 30)
     assert "the API process gave no sign of life for 4 s and is killed; stopping" in capfd.readouterr().err
 
 
@@ -105,33 +114,37 @@ def test_sigkill_of_the_supervisor_leaves_nothing(own_server: Server) -> None:
     own_server.children()["engine"].kill()
     form = {"type": "json_object"}
     own_server.post("/v1/chat/completions", messages=QUESTION, response_format=form, max_tokens=2)
-    own_server.wait_for(lambda: "spare engine" in own_server.children(), 20, "a spare engine")
+    own_server.wait_for(lambda: "spare engine" in own_server.children(), 60, "a spare engine")
     children, folder = list(own_server.children().values()), _socket_folder(own_server)
     for name in ("api", "engine", "spare engine", "grammars"):
         own_server.children()[name].suspend()
     own_server.process.kill()
-    own_server.process.wait(5)
-    _wait_gone(children, 5)
+    own_server.process.wait(30)
+    _wait_gone(children, 30)
     assert not folder.exists()
 
 
 def test_sigterm_drains(own_server: Server) -> None:
-    """Whatever was accepted is finished, also by another engine."""
+    """Whatever was accepted is finished, also by another engine. The one that has it is stopped, lest all is over
+    before this program has looked."""
     body = {"model": own_server.model, "prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    children = own_server.children()
     with own_server.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
         events = sse_events(response.iter_lines())
         next(events)
-        for process in (*own_server.children().values(), own_server.process):  # as service managers do
+        for process in (*children.values(), own_server.process):  # as service managers do
             process.send_signal(signal.SIGTERM)
-        own_server.wait_for(lambda: not own_server.is_ready(), 2, "unreadiness")
-        refused = httpx.post(own_server.url + "/v1/completions", json=body, timeout=10)
+        children["engine"].suspend()
+        own_server.wait_for(lambda: not own_server.is_ready(), 20, "unreadiness")
+        refused = client.post("/v1/completions", json=body)
         assert refused.status_code == 503
-        own_server.children()["engine"].kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have been silent for too long
+            children["engine"].kill()
         rest = list(events)
     assert rest[-1] == {"done": True}
     finishes = [choice["finish_reason"] for event in rest[:-1] for choice in event["choices"]]  # type: ignore[attr-defined]
     assert finishes[-1] == "length"
-    assert own_server.process.wait(10) == 0
+    assert own_server.process.wait(30) == 0
 
 
 def test_the_time_to_drain_is_limited() -> None:
@@ -143,9 +156,9 @@ def test_the_time_to_drain_is_limited() -> None:
         assert started.wait(30)
         server.process.send_signal(signal.SIGTERM)
         begin = time.monotonic()
-        assert server.process.wait(10) == 0
-        assert 1 <= time.monotonic() - begin < 6
-        reader.join(10)
+        assert server.process.wait(30) == 0
+        assert 1 <= time.monotonic() - begin < 20, "not the 30 s that streams have otherwise"
+        reader.join(30)
     assert set(events[-2]) == {"error"}
     assert events[-1] == {"done": True}
 
@@ -161,15 +174,15 @@ def test_second_sigterm_hastens(own_server: Server, capfd: pytest.CaptureFixture
     reader.start()
     assert started.wait(30)
     own_server.process.send_signal(signal.SIGTERM)
-    own_server.wait_for(lambda: not own_server.is_ready(), 2, "unreadiness")
+    own_server.wait_for(lambda: not own_server.is_ready(), 20, "unreadiness")
     begin = time.monotonic()
     own_server.process.send_signal(signal.SIGTERM)
-    assert own_server.process.wait(10) == 130
-    assert time.monotonic() - begin < 6
+    assert own_server.process.wait(30) == 130
+    assert time.monotonic() - begin < 20, "not the 30 s that streams have after the first one"
     assert half.recv(100).startswith(b"HTTP/1.1 503 ")
     half.close()
     assert "Traceback" not in capfd.readouterr().err
-    reader.join(10)
+    reader.join(30)
     assert not reader.is_alive()
     assert set(events[-2]) == {"error"}
     assert events[-1] == {"done": True}
@@ -181,8 +194,8 @@ def test_an_engine_that_cannot_come_back_ends_the_server(own_server: Server) -> 
     shutil.rmtree(_socket_folder(own_server))
     assert own_server.is_ready()
     own_server.children()["engine"].kill()
-    assert own_server.process.wait(10) == 1
-    _wait_gone(everybody, 5)
+    assert own_server.process.wait(30) == 1
+    _wait_gone(everybody, 30)
 
 
 def test_port_in_use_is_said_plainly() -> None:

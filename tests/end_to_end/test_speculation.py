@@ -63,7 +63,9 @@ def test_h39_preemption_changes_no_token(server: Server, guessing: Server) -> No
         return [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("token_ids", ())]
 
     with ThreadPoolExecutor(STREAMS) as pool:
-        pressed = list(pool.map(lambda index: sample(guessing, index), range(STREAMS)))
+        with guessing.held("engine"):
+            asked = [pool.submit(sample, guessing, index) for index in range(STREAMS)]
+        pressed = [one.result() for one in asked]
         free = list(pool.map(lambda index: sample(server, index), range(STREAMS)))
     assert [len(tokens) for tokens in pressed] == [24] * STREAMS
     assert pressed == free

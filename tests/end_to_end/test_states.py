@@ -28,16 +28,16 @@ def text(server: Server, index: int) -> str:
     return server.post("/v1/completions", **body(server, index))["choices"][0]["text"]
 
 
-def disturbed(server: Server, index: int) -> str:
-    """The text of a stream in whose midst the engine is killed."""
+def disturbed(server: Server, index: int) -> str | None:
+    """The text of a stream in whose midst the engine is killed; None where it was too late for that."""
     said = ""
     with (
         server.client() as client,
         client.stream("POST", "/v1/completions", json=body(server, index) | {"stream": True}) as response,
     ):
         for count, event in enumerate(sse_events(response.iter_lines())):
-            if count == 20:
-                server.children()["engine"].kill()
+            if count == 10 and not server.kill_at_work():
+                return None
             said += event["choices"][0]["text"] if event.get("choices") else ""
     return said
 
@@ -53,5 +53,6 @@ def test_the_text_is_the_same_however_it_is_computed(tmp_path: Path) -> None:
         with ThreadPoolExecutor(3) as pool:
             assert list(pool.map(lambda index: text(server, index), range(3))) == alone
         assert server.metrics()["prefix_cache_hits_total"] > hits
-        assert disturbed(server, 1) == alone[1]
-        assert server.is_idle()
+        assert next(filter(None, (disturbed(server, 1) for _ in range(20)))) == alone[1]
+        assert server.metrics()["recovery_resumptions_total"] > 0
+        server.wait_for(server.is_idle, 30, "idleness")
