@@ -5,9 +5,7 @@ wait for the next one.
 """
 
 import logging
-import shutil
 import signal
-import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -15,6 +13,7 @@ from types import FrameType
 from server.child import EXIT_BAD_CONFIGURATION
 from server.children import EngineProcess
 from server.config import ServeConfig
+from server.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +35,20 @@ class Node:
         self._stopping = True
 
     def run(self) -> int:
-        """Until told to stop, or a rank finds the configuration at fault, or is refused for it by machine 0."""
-        folder = Path(tempfile.mkdtemp(prefix="firstlight-"))
+        """Until told to stop, or a rank finds the configuration at fault, or is refused for it by machine 0.
+        Raises OptionError."""
+        folder = RunDir()
         try:
             generation = early = 0
             began = time.monotonic()
-            while (code := self._run_once(folder, generation)) != EXIT_BAD_CONFIGURATION and not self._stopping:
+            while (code := self._run_once(folder.path, generation)) != EXIT_BAD_CONFIGURATION and not self._stopping:
                 early = early + 1 if time.monotonic() - began < EARLY_SECONDS else 0
                 self._pause(BACKOFF_SECONDS[min(early, len(BACKOFF_SECONDS) - 1)])
                 began = time.monotonic()
                 generation += 1
             return 0 if self._stopping else code
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.close()
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds

@@ -3,16 +3,15 @@
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from model_runtime.group import Place, local_place
 from model_runtime.layout import layout_of
 from model_runtime.shared_memory import make_region
 from server.children import Rank
 from server.config import ServeConfig
+from server.run_dir import RunDir
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +30,19 @@ class OtherRanks:
 
 @contextlib.contextmanager
 def other_ranks(config: ServeConfig) -> Iterator[OtherRanks]:
-    """They end with the context."""
+    """They end with the context. Raises OptionError."""
     layout = layout_of(config.runtime)
     if layout.size == 1:
         yield OtherRanks(None, ())
         return
-    with tempfile.TemporaryDirectory(prefix="firstlight-") as folder:
+    with contextlib.closing(RunDir()) as folder:
         region = make_region(*map(len, layout.areas))
-        arguments = [[folder, 0, region, rank] for rank in range(1, layout.size)]
+        arguments = [[folder.path, 0, region, rank] for rank in range(1, layout.size)]
         ranks = tuple(Rank("server.rank_process", words, [region]) for words in arguments)
         try:
             for rank in ranks:
                 rank.child.configure(config)
-            place = local_place(layout, Path(folder), 0, region)
+            place = local_place(layout, folder.path, 0, region)
             yield OtherRanks(place, ranks)
         finally:
             for rank in ranks:

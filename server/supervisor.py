@@ -6,12 +6,9 @@ be blocked by either.
 
 import logging
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
 import setproctitle
@@ -27,6 +24,7 @@ from server.options import OptionError
 from server.pulse import LONGEST_LOOK
 from server.replica import Replica
 from server.replica_config import divided
+from server.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +60,8 @@ class Supervisor:
         self._api_silence, self._looked_at = -API_START_SECONDS, time.monotonic()
         if config.process.health_port:
             HealthServer(config.process.host, config.process.health_port, self._health)
-        self._run_dir = _make_run_dir()
+        self._own_dir = _make_run_dir()
+        self._run_dir = self._own_dir.path
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, wire.SUPERVISOR)
@@ -118,7 +117,7 @@ class Supervisor:
             for replica in self._replicas:
                 replica.engine.end()
             self._end_spare()
-            shutil.rmtree(self._run_dir, ignore_errors=True)
+            self._own_dir.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop_signals += 1
@@ -209,16 +208,13 @@ class Supervisor:
         self._socket.send(wire.encode(message), zmq.NOBLOCK)
 
 
-def _make_run_dir() -> Path:
+def _make_run_dir() -> RunDir:
     """A private folder for the sockets. Raises OptionError."""
-    try:
-        path = Path(tempfile.mkdtemp(prefix="firstlight-"))
-    except OSError as error:
-        raise OptionError(f"cannot make a folder for sockets (TMPDIR says where): {error.strerror}") from None
-    if len(os.fsencode(socket_path(path))) > zmq.IPC_PATH_MAX_LEN:
-        path.rmdir()
-        raise OptionError(f"{path.parent} is too long a path for sockets; set TMPDIR to a shorter one")
-    return path
+    made = RunDir()
+    if len(os.fsencode(socket_path(made.path))) > zmq.IPC_PATH_MAX_LEN:
+        made.close()
+        raise OptionError(f"{made.path.parent} is too long a path for sockets; set TMPDIR to a shorter one")
+    return made
 
 
 def serve(config: ServeConfig, on_message: Callable[[wire.StartReport], None]) -> int:

@@ -124,6 +124,27 @@ def test_sigkill_of_the_supervisor_leaves_nothing(own_server: Server) -> None:
     assert not folder.exists()
 
 
+def _start_in_vain() -> None:
+    """A start that ends as soon as the engine has seen that it has no memory."""
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--memory-budget", "1MiB"]
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 2
+
+
+def test_sigkill_of_everybody_at_once_leaves_what_the_next_start_removes(own_server: Server) -> None:
+    """It knows which servers live: not that one, before it was killed."""
+    folder, everybody = _socket_folder(own_server), list(own_server.children().values())
+    _start_in_vain()
+    assert folder.exists() and own_server.is_ready()
+    own_server.process.send_signal(signal.SIGSTOP)  # nobody is to clean up
+    for child in everybody:
+        child.kill()
+    own_server.process.kill()
+    own_server.process.wait(5)
+    assert folder.exists()
+    _start_in_vain()
+    assert not folder.exists()
+
+
 def test_sigterm_drains(own_server: Server) -> None:
     """Whatever was accepted is finished, also by another engine. The one that has it is stopped, lest all is over
     before this program has looked."""
