@@ -1,13 +1,10 @@
-"""Ports, and what the tests of faults ask a server."""
-
-import socket
+"""A port for the tests of faults."""
 
 import pytest
+
+from tests import ports
 
 
 @pytest.fixture(scope="session")
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
+    return ports.free_port()

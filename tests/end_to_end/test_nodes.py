@@ -3,7 +3,6 @@ has the last ones."""
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 
 from server.tiny_vlm import write_tiny_vlm
 from tests.end_to_end.conftest import Server, run_server
+from tests.ports import free_port
 
 ASK = {"prompt": "one two three " * 4, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
@@ -21,9 +21,7 @@ ASK = {"prompt": "one two three " * 4, "max_tokens": 12, "temperature": 0, "igno
 def server(tmp_path: Path) -> Iterator[Server]:
     """That of machine 0, while machine 1 runs."""
     write_tiny_vlm(tmp_path / "tiny")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(min(free.getsockname()[1], 60_000))
+    port = str(free_port(count=5))  # where ranks meet, and one for each rank
     sizes = ["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--nnodes", "2"]
     options = [*sizes, "--master-port", port, "--max-model-len", "256"]
     command = [sys.executable, "-m", "server.cli", "serve", str(tmp_path / "tiny"), *options, "--node-rank", "1"]

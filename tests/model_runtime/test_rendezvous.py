@@ -1,6 +1,5 @@
 """Ranks of several machines find each other, and machines that were started with other sizes are told."""
 
-import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -9,13 +8,12 @@ from torch.distributed import Store
 from model_runtime.layout import Layout
 from model_runtime.memory import PlanError
 from model_runtime.rendezvous import open_store
+from tests.ports import free_port
 
 
 def meet(*ranks: tuple[int, int, int], seconds: float = 20.0) -> "list[Future[Store]]":
     """Ranks, each a number, the size of its mesh and the ranks of its machine, that come at once."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        rendezvous = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    rendezvous = f"tcp://127.0.0.1:{free_port()}"
 
     def one(rank: tuple[int, int, int]) -> Store:
         number, size, here = rank
