@@ -25,7 +25,7 @@ HUGE = 27 * 1024 * 1024
 def small_queue() -> Iterator[Server]:
     """A server with places for 32 requests, running and waiting, that computes few tokens in a step."""
     places = ("--max-num-seqs", "8", "--max-queued-requests", str(QUEUE_LIMIT - 8))
-    steps = ("--max-num-batched-tokens", "64", "--prefill-share", "0.5", "--max-model-len", "1024")
+    steps = ("--max-num-batched-tokens", "64", "--prefill-share", "0.5", "--max-model-len", "2304")
     with run_server(*places, *steps) as running:
         yield running
 
@@ -74,7 +74,7 @@ def test_x15_a_heavy_request_does_not_block_light_ones(small_queue: Server) -> N
     heavy_took: list[float] = []
 
     def heavy() -> None:
-        small_queue.post("/v1/completions", prompt=[3000 + position * 11 for position in range(1000)], max_tokens=1)
+        small_queue.post("/v1/completions", prompt=[3000 + position * 11 for position in range(2000)], max_tokens=1)
         heavy_took.append(time.monotonic() - start)
 
     def light(index: int) -> float:
