@@ -37,7 +37,7 @@ CURVE = "align.jsonl"
 class AlignConfig:
     """How long and how fast."""
 
-    scenes: int = 12_000
+    scenes: int = 14_000
     batch: int = 8
     seed: int = 2
     question_first: float = 0.25
