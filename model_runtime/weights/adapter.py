@@ -32,8 +32,8 @@ WITHOUT_NUMBERS = frozenset(
 
 
 def has_adapter(folder: Path) -> bool:
-    """Whether there is one beside a checkpoint."""
-    return (folder / CONFIG).is_file()
+    """Whether there is one beside a checkpoint, or a file of one: with half of it no answer would be right."""
+    return any(file.name in (CONFIG, TENSORS) for file in folder.iterdir())
 
 
 def with_adapter(folder: Path, config: ModelConfig, source: TensorSource) -> tuple[ModelConfig, TensorSource]:

@@ -170,17 +170,29 @@ def test_a_config_that_says_more_is_refused(key: str, value: object) -> None:
         read_adapter({**FOUND, key: value})
 
 
+def copied(folder: Path, to: Path) -> Path:
+    to.mkdir()
+    for file in folder.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
 def test_an_adapter_without_images_or_tensors_is_refused(tmp_path: Path, plain: Path) -> None:
     make_checkpoint(tmp_path, "llama", {})
     (tmp_path / "adapter_config.json").write_text(json.dumps(FOUND))
     with pytest.raises(CheckpointError, match="llama takes none: merge this one"):
         open_checkpoint(tmp_path)
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in plain.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
+    copy = copied(plain, tmp_path / "copy")
     (copy / "adapter_config.json").write_text(json.dumps(FOUND))
     with pytest.raises(CheckpointError, match=r"cannot read .*adapter_model\.safetensors"):
+        open_checkpoint(copy)
+
+
+def test_an_adapter_without_its_config_is_refused(tmp_path: Path, folder: Path) -> None:
+    """Pictures would be answered without it, in words that mean nothing."""
+    copy = copied(folder, tmp_path / "copy")
+    (copy / "adapter_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*adapter_config\.json: No such file"):
         open_checkpoint(copy)
 
 
