@@ -80,11 +80,16 @@ def tasks_of(cache: Path, count: int) -> dict[str, list[Item]]:
 
 
 def with_controls(tasks: Tasks, count: int) -> dict[str, Tasks]:
-    """The examination, and the first questions of each task with other pictures."""
+    """The examination, and `count` questions of each task with other pictures."""
     rounds: dict[str, Tasks] = {PICTURE: tasks}
     for kind in CONTROLS if count else ():
-        rounds[kind] = {task: controls(asked[:count], kind) for task, asked in tasks.items()}
+        rounds[kind] = {task: controls(_spread(asked, count), kind) for task, asked in tasks.items()}
     return rounds
+
+
+def _spread(asked: Sequence[Item], count: int) -> list[Item]:
+    """So many, as far apart as they can be: rare answers come last where all shall be right equally often."""
+    return [asked[i * len(asked) // count] for i in range(count)] if count < len(asked) else list(asked)
 
 
 async def run(options: argparse.Namespace, rounds: Mapping[str, Tasks]) -> tuple[str, dict[str, dict[str, list[bool]]]]:
