@@ -66,9 +66,14 @@ class Child:
         try:
             self.process.wait(grace)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self.kill()
             self.process.wait()
         self._pipe.close()
+
+    def kill(self) -> None:
+        """SIGKILL, at once, for it and for what it started: compilers of kernels would go on for a minute."""
+        if self.exit_code is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def start_api(run_dir: Path, config: ServeConfig) -> Child:
@@ -150,7 +155,7 @@ class EngineProcess:
 
     def _kill_ranks(self) -> None:
         for rank in self._ranks:
-            rank.child.process.kill()
+            rank.child.kill()
 
     @property
     def how_it_ended(self) -> str:

@@ -1,10 +1,24 @@
 """What an engine leaves behind, and which rank it was that ended it."""
 
+import os
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from model_runtime.config import RuntimeConfig
 from server.child import EXIT_BAD_CONFIGURATION, EXIT_ORPHANED
-from server.children import EngineProcess, cause
+from server.children import Child, EngineProcess, cause
+
+STARTER = """import subprocess
+from pathlib import Path
+
+def main():
+    other = subprocess.Popen(["sleep", "600"])
+    Path("PLACE.new").write_text(str(other.pid))
+    Path("PLACE.new").rename("PLACE")
+    other.wait()
+"""
 
 
 def test_the_files_of_ranks_end_with_them(tmp_path: Path) -> None:
@@ -15,6 +29,33 @@ def test_the_files_of_ranks_end_with_them(tmp_path: Path) -> None:
     engine.end()
     assert engine.exit_code == -9
     assert {path.name for path in tmp_path.iterdir()} == {"g30-1", "api.sock"}
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_child_started_ends_with_it(tmp_path: Path) -> None:
+    """As compilers, which an engine waits for when it is ended."""
+    (tmp_path / "starter.py").write_text(STARTER.replace("PLACE", str(tmp_path / "pid")))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    child = Child("starter", [], {"PYTHONPATH": path}, when_orphaned=signal.SIGKILL)
+    wait_for((tmp_path / "pid").exists)
+    other = int((tmp_path / "pid").read_text())
+    assert is_running(other)
+    child.end(0.0)
+    assert child.exit_code == -signal.SIGKILL
+    wait_for(lambda: not is_running(other))
 
 
 def test_the_cause_is_not_the_rank_that_lost_another() -> None:
