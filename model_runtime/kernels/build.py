@@ -159,10 +159,13 @@ def _cached(key: str) -> Path | None:
 
 
 def _compile(compiler: str, key: str) -> Path:
-    """Compile into a temporary folder, then move the finished file to its name. The caller holds the lock."""
+    """Compile into a temporary folder, then move the finished file to its name. The caller holds the lock, so folders
+    of this key are what killed processes left."""
     logger.warning("building CPU kernels with %s (once per machine, a few seconds)", compiler)
     errors = []
-    with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
+    for left in cache_dir().glob(f"kernels-{key}-*.build"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=f"kernels-{key}-", suffix=".build") as folder:
         for target in TARGET_FLAGS:
             try:
                 built = _compile_sources((compiler, *FLAGS, target), Path(folder))

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,12 @@ from model_runtime.ops.registry import select
 from model_runtime.shared_collectives import CCollective
 
 TINY_SOURCE = 'extern "C" long long fl_answer() { return 42; }\n'
+BUILD_TINY = (
+    "import sys; from pathlib import Path; from model_runtime.kernels import build as b\n"
+    "b.SOURCE_DIR, b.SOURCES, b.HEADERS = Path(sys.argv[1]), ('tiny.cpp',), ()\n"
+    "print(b.build())"
+)
+"""In a process of its own."""
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in building.COMPILERS), reason="no C++ compiler"
 )
@@ -48,6 +55,10 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(building, "HEADERS", ())
     monkeypatch.setenv("FIRSTLIGHT_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+def with_compiler(path: Path) -> dict[str, str]:
+    return os.environ | {"CXX": str(path), "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def answer(path: Path) -> int:
@@ -94,20 +105,28 @@ def test_a_damaged_library_is_built_again(tiny: Path, damage: bytes | None) -> N
 
 
 @needs_compiler
+def test_what_a_killed_build_left_is_removed_by_the_next(tiny: Path, tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {shutil.which("c++")} "$@"\nkill -9 $PPID\n')
+    compiler.chmod(0o755)
+    command = [sys.executable, "-c", BUILD_TINY, str(building.SOURCE_DIR)]
+    killed = subprocess.run(command, env=with_compiler(compiler), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert any(path.is_dir() for path in tiny.iterdir())
+    build()
+    assert not any(path.is_dir() for path in tiny.iterdir())
+
+
+@needs_compiler
 def test_processes_that_start_together_build_once(tiny: Path, tmp_path: Path) -> None:
     log = tmp_path / "calls"
     compiler = tmp_path / "compiler"
     compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo x >> {log}\nexec {shutil.which("c++")} "$@"\n')
     compiler.chmod(0o755)
-    program = (
-        "import sys; from pathlib import Path; from model_runtime.kernels import build as b\n"
-        "b.SOURCE_DIR, b.SOURCES, b.HEADERS = Path(sys.argv[1]), ('tiny.cpp',), ()\n"
-        "print(b.build())"
-    )
-    environment = os.environ | {"CXX": str(compiler), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = with_compiler(compiler)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", program, str(building.SOURCE_DIR)],
+            [sys.executable, "-c", BUILD_TINY, str(building.SOURCE_DIR)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
