@@ -64,11 +64,12 @@ def size_pool(
     given = f"{num_blocks}" if runtime.num_kv_blocks else _mb(budget)
     fitting = runtime.num_kv_blocks or room // max(1, block_bytes + position_bytes * block_size)
     largest = fitting * block_size
+    needed = weight_bytes + activations + states + blocks_needed * block_bytes + position_bytes * max_model_len
     slots = f", {scheduler.num_states} states {_mb(states)}" if states else ""
     raise PlanError(
         f"one sequence of max_model_len {max_model_len} tokens needs {blocks_needed} KV blocks of {_mb(block_bytes)}, "
-        f"and there is room for {num_blocks} ({option} {given}, weights {_mb(weight_bytes)}, activations "
-        f"{_mb(activations)}{slots}): raise {option}"
+        f"with all else {-(-needed // 2**20)} MiB, and there is room for {num_blocks} ({option} {given}, "
+        f"weights {_mb(weight_bytes)}, activations {_mb(activations)}{slots}): raise {option}"
         + (f", or set max_model_len to at most {largest}" if largest else "")
     )
 

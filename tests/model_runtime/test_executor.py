@@ -1,5 +1,6 @@
 """Start-up: how the KV pool is sized, what is refused, and whether the plan for memory is what a step takes."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -60,6 +61,10 @@ def test_refusals_say_the_numbers_and_the_remedy() -> None:
     assert "raise memory_budget" in str(error.value)
     with pytest.raises(PlanError, match=r"room for 0 .*raise memory_budget$"):
         pool(RuntimeConfig(), WEIGHTS)
+    total = re.search(r"with all else (\d+) MiB", str(error.value))
+    assert total is not None
+    assert pool(RuntimeConfig(), int(total[1]) * 2**20).num_blocks >= 64
+    assert (int(total[1]) - 1) * 2**20 < WEIGHTS + ACTIVATIONS + 64 * BLOCK
     with pytest.raises(PlanError, match=r"room for 63 \(num_kv_blocks 63.*raise num_kv_blocks, or set"):
         pool(RuntimeConfig(num_kv_blocks=63), 10**12)
     assert pool(RuntimeConfig(max_model_len=1008), WEIGHTS + ACTIVATIONS + 63 * BLOCK).num_blocks == 63
