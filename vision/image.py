@@ -106,7 +106,9 @@ def decode(data: bytes, limits: ImageLimits, admit: Callable[[int], None] = admi
     except Image.DecompressionBombError as error:
         raise ImageTooLarge("The image has more pixels than the decoder allows") from error
     except DECODE_ERRORS as error:
-        raise CorruptImage(f"The {name} file is truncated or broken: {str(error)[:80]}") from error
+        raise CorruptImage(
+            f"The {name} file is truncated or broken: {str(error)[:80] or 'it cannot be decoded'}"
+        ) from error
 
 
 def _loaded(

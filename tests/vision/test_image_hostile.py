@@ -186,6 +186,11 @@ def test_tiff_is_read_with_its_common_compressions_only(compression: str) -> Non
         assert isinstance(found, Image.Image) and np.array_equal(np.asarray(found), pixels)
 
 
+def test_a_reason_is_given_where_the_decoder_has_none() -> None:
+    with pytest.raises(CorruptImage, match="The PNG file is truncated or broken: it cannot be decoded"):
+        decode(png((1, 1), 8, 3, [b"\x07"]), LIMITS)
+
+
 def test_what_follows_an_image_is_not_read() -> None:
     for name in ("png", "jpeg", "gif"):
         behind = decode(FILES[name] + b"PK\x03\x04<script>alert(1)</script>" + bytes(999), LIMITS)
