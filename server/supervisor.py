@@ -60,22 +60,21 @@ class Supervisor:
         self._api_silence, self._looked_at = -API_START_SECONDS, time.monotonic()
         if config.process.health_port:
             HealthServer(config.process.host, config.process.health_port, self._health)
-        self._own_dir = _make_run_dir()
-        self._run_dir = self._own_dir.path
+        self._run_dir = _make_run_dir()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, wire.SUPERVISOR)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.connect(socket_address(self._run_dir))
+        self._socket.connect(socket_address(self._run_dir.path))
         self._send(wire.Watch())
-        self._api = start_api(self._run_dir, self._config)
+        self._api = start_api(self._run_dir.path, self._config)
         numbers = range(config.process.data_parallel_size)
         self._replicas = [Replica(number, self._new_engine(), self._config) for number in numbers]
 
     def _new_engine(self) -> EngineProcess:
         generation = self._next_generation
         self._next_generation += 1
-        return EngineProcess(self._run_dir, generation, self._config.runtime)
+        return EngineProcess(self._run_dir.path, generation, self._config.runtime)
 
     def _take_spare(self) -> EngineProcess | None:
         """If it lives."""
@@ -117,7 +116,7 @@ class Supervisor:
             for replica in self._replicas:
                 replica.engine.end()
             self._end_spare()
-            self._own_dir.close()
+            self._run_dir.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop_signals += 1
@@ -163,7 +162,7 @@ class Supervisor:
         if self._api_silence <= API_STALLS * self._config.process.stall_timeout:
             return False
         logger.error("the API process gave no sign of life for %.0f s and is killed; stopping", self._api_silence)
-        self._api.process.kill()
+        self._api.kill()
         return True
 
     def _drain(self) -> int | None:
@@ -192,8 +191,11 @@ class Supervisor:
         """Plan the next one. The exit code of `firstlight serve` where that is hopeless and no other replica is ready;
         as long as one is, there are more attempts."""
         hopeless = replica.why_hopeless(code)
-        if self._was_ready and not socket_path(self._run_dir).exists():
-            hopeless = EXIT_LOST_SOCKET, f"{replica.name} ended ({describe(code)}), and {self._run_dir} was deleted"
+        if self._was_ready and not socket_path(self._run_dir.path).exists():
+            hopeless = (
+                EXIT_LOST_SOCKET,
+                f"{replica.name} ended ({describe(code)}), and {self._run_dir.path} was deleted",
+            )
         if hopeless is not None and not any(other.is_ready for other in self._replicas if other is not replica):
             final, reason = hopeless
             if reason:

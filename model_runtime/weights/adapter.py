@@ -3,6 +3,7 @@ Called by `opening.py`, engine and worker processes.
 """
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ WITHOUT_NUMBERS = frozenset(
 
 def has_adapter(folder: Path) -> bool:
     """Whether there is one beside a checkpoint, or a file of one: with half of it no answer would be right."""
-    return any(file.name in (CONFIG, TENSORS) for file in folder.iterdir())
+    return any(os.path.lexists(folder / name) for name in (CONFIG, TENSORS))
 
 
 def with_adapter(folder: Path, config: ModelConfig, source: TensorSource) -> tuple[ModelConfig, TensorSource]:

@@ -59,12 +59,11 @@ def test_refusals_say_the_numbers_and_the_remedy() -> None:
     ) as error:
         pool(RuntimeConfig(), WEIGHTS + ACTIVATIONS + 63 * BLOCK)
     assert "raise memory_budget" in str(error.value)
+    (needed_mib,) = map(int, re.findall(r"with all else (\d+) MiB", str(error.value)))
+    assert pool(RuntimeConfig(), needed_mib * 2**20).num_blocks >= 64
+    assert (needed_mib - 1) * 2**20 < WEIGHTS + ACTIVATIONS + 64 * BLOCK
     with pytest.raises(PlanError, match=r"room for 0 .*raise memory_budget$"):
         pool(RuntimeConfig(), WEIGHTS)
-    total = re.search(r"with all else (\d+) MiB", str(error.value))
-    assert total is not None
-    assert pool(RuntimeConfig(), int(total[1]) * 2**20).num_blocks >= 64
-    assert (int(total[1]) - 1) * 2**20 < WEIGHTS + ACTIVATIONS + 64 * BLOCK
     with pytest.raises(PlanError, match=r"room for 63 \(num_kv_blocks 63.*raise num_kv_blocks, or set"):
         pool(RuntimeConfig(num_kv_blocks=63), 10**12)
     assert pool(RuntimeConfig(max_model_len=1008), WEIGHTS + ACTIVATIONS + 63 * BLOCK).num_blocks == 63

@@ -19,7 +19,7 @@ from tests.server.exchange import chat
 from tests.server.fakes import FakeEngine, make_app, make_tokenizer, says
 from tests.server.test_forced_calls import Follower
 from tests.server.test_output import read
-from tests.server.transcripts import TOOLS
+from tests.server.transcript import TOOLS
 
 TEMPLATE = """{%- for tool in tools or [] %}namespace functions {{ tool | tojson }}{% endfor %}
 {%- for message in messages %}

@@ -11,7 +11,8 @@ from server.output import OutputForm, OutputReader
 from server.reasoning import ReasoningMarks
 from server.tools.formats import FORMATS
 from server.tools.use import ToolUse
-from tests.server.transcripts import CASES, TOOLS
+from tests.server.transcript import TOOLS
+from tests.server.transcripts import CASES
 
 FORM = OutputForm(
     reasoning=ReasoningMarks(begin="<think>", end="</think>"),

@@ -12,7 +12,8 @@ from server.detokenize import TextDecoder
 from server.tools.calls import AnswerPart, CallPart
 from server.tools.formats import FORMATS, format_of
 from server.tools.reader import Format, ToolReader
-from tests.server.transcripts import ALL, CASES, PARIS_JSON, TOOLS, Transcript
+from tests.server.transcript import PARIS_JSON, TOOLS, Transcript
+from tests.server.transcripts import ALL, CASES
 
 Found = tuple[str, list[tuple[str, str]], bool]
 IDS = [f"{name}-{index}" for name, transcripts in ALL.items() for index in range(len(transcripts))]

@@ -12,7 +12,8 @@ from server.tools.formats import FORMATS
 from server.tools.use import ToolUse
 from tests.server.exchange import Answer, chat, finishes_of
 from tests.server.fakes import CALL, TOKENIZER, FakeEngine, make_app, make_tokenizer, says
-from tests.server.transcripts import ALL, TOOLS
+from tests.server.transcript import TOOLS
+from tests.server.transcripts import ALL
 
 TOOL_LIST = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOLS.items()]
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'

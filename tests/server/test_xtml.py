@@ -26,7 +26,7 @@ from tests.server.fakes import FakeEngine, make_app, says
 from tests.server.test_forced_calls import Follower
 from tests.server.test_output import read
 from tests.server.test_prompt_xtml import k3_folder
-from tests.server.transcripts import TOOLS
+from tests.server.transcript import TOOLS
 
 FORM = OutputForm(reasoning=MARKS, is_reasoning=True, tools=ToolUse(functions=TOOLS), format=FORMATS["kimi_k3"].read)
 QUIET = replace(FORM, is_reasoning=False)

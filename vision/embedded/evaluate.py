@@ -89,7 +89,8 @@ def with_controls(tasks: Tasks, count: int) -> dict[str, Tasks]:
 
 def _spread(asked: Sequence[Item], count: int) -> list[Item]:
     """So many, as far apart as they can be: rare answers come last where all shall be right equally often."""
-    return [asked[i * len(asked) // count] for i in range(count)] if count < len(asked) else list(asked)
+    count = min(count, len(asked))
+    return [asked[i * len(asked) // count] for i in range(count)]
 
 
 async def run(options: argparse.Namespace, rounds: Mapping[str, Tasks]) -> tuple[str, dict[str, dict[str, list[bool]]]]:
