@@ -75,23 +75,63 @@ O200K = "|".join(
 """As tiktoken has it."""
 
 
+TEKKEN = "|".join(
+    (
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+""",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*""",
+        r"""\p{N}""",
+        r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""",
+        r"""\s*[\r\n]+""",
+        r"""\s+(?!\S)""",
+        r"""\s+""",
+    )
+)
+"""As in Mistral Nemo's tokenizer.json."""
+SEED = (
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|"""
+    r"""\s+(?!\S)|\s+"""
+)
+"""As in Seed-Coder's."""
+DEEPSEEK3 = (
+    r"""\p{N}{1,3}""",
+    r"""[一-龥\u3040-ゟ゠-ヿ]+""",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    r""" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+)
+"""As in DeepSeek-V3's: one after the other."""
+
+
 def test_gguf_splits_are_those_of_the_publishers(tmp_path: Path) -> None:
     llama3 = signature(TikTokenConverter.__init__).parameters["pattern"].default
-    qwen2 = ("qwen2", PRETOKENIZE_REGEX, normalizers.NFC())
-    for pre, pattern, normalizer in (("llama-bpe", llama3, None), qwen2, ("gpt-4o", O200K, None)):
+    qwen2 = ("qwen2", (PRETOKENIZE_REGEX,), normalizers.NFC())
+    cases = (
+        ("llama-bpe", (llama3,), None),
+        ("dbrx", (llama3,), None),
+        ("glm4", (llama3,), None),
+        qwen2,
+        ("gpt-4o", (O200K,), None),
+        ("tekken", (TEKKEN,), None),
+        ("seed-coder", (SEED,), None),
+        ("deepseek-v3", DEEPSEEK3, None),
+        ("exaone4", (GPT2_SPLIT.pattern,), None),
+        ("olmo", (GPT2_SPLIT.pattern,), normalizers.NFC()),
+    )
+    for pre, patterns, normalizer in cases:
         fast = trained_bpe(CHATML_SPECIALS)
         metadata = gguf_metadata_of(fast, pre) | {"tokenizer.ggml.add_bos_token": False}
         tokenizer = load_tokenizer(write_gguf(tmp_path / f"{pre}.gguf", metadata))
-        fast.model.ignore_merges = pre == "llama-bpe"
+        fast.model.ignore_merges = pre in ("llama-bpe", "tekken")
         if normalizer is not None:
             fast.normalizer = normalizer
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        fast.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), byte_level])
+        cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+        fast.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
         for text in (
             "I'LL see 12345 of the  ends\r\n\n x",
             "e\u0301 té 1a\n \n",
             " \u2003the\t12",
             "<|im_end|>theEnd a/\n",
+            "x=東京タワー.split() //// 「the」 'Ll 12\n;\n-the",
         ):
             assert tokenizer.encode(text, add_special_tokens=True, allow_special=True).tolist() == fast.encode(text).ids
 
@@ -113,7 +153,7 @@ def test_gguf_adds_what_its_metadata_says(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"tokenizer.ggml.pre": "made-up"}, "pre-tokenizer 'made-up' is not supported; known are smollm"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer model 'llama' is not supported"),
+        ({"tokenizer.ggml.model": "rwkv"}, "tokenizer model 'rwkv' is not supported"),
         ({"tokenizer.ggml.merges": ["no such"]}, "the merges do not fit the vocabulary"),
         ({"tokenizer.ggml.tokens": 5}, "tokenizer.ggml.tokens is missing"),
     ],

@@ -103,6 +103,30 @@ def gguf_metadata_of(fast: Tokenizer, pre: str) -> dict[str, object]:
     }
 
 
+def sentencepiece_metadata(**changes: object) -> dict[str, object]:
+    """What a GGUF file says about a SentencePiece vocabulary with the pieces of a small text, as Llama 2's: the special
+    tokens, the bytes, what was joined in the order in which it was, single characters."""
+    fast = Tokenizer(models.BPE())
+    fast.normalizer = normalizers.Replace(" ", "▁")
+    trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False)
+    fast.train_from_iterator([*CORPUS, "a  b   c    d aaaa", "ababab   \t  é"], trainer)
+    vocab: dict[str, int] = json.loads(fast.to_str())["model"]["vocab"]
+    ordered = sorted(vocab, key=vocab.__getitem__)
+    pieces = [piece for piece in ordered if len(piece) > 1] + [piece for piece in ordered if len(piece) == 1]
+    first = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    metadata: dict[str, object] = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": first + pieces,
+        "scores": [0.0] * len(first) + [-float(rank) for rank in range(len(pieces))],
+        "token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in (metadata | changes).items()}
+
+
 def write_gguf(path: Path, metadata: dict[str, object]) -> Path:
     """A GGUF file of version 3 with metadata and no tensors."""
     head = struct.pack("<IIQQ", int.from_bytes(b"GGUF", "little"), 3, 0, len(metadata))
@@ -124,6 +148,8 @@ def _value(value: object) -> bytes:
             return struct.pack("<I", 8) + _string(value)
         case [str(), *_]:
             return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
+        case [float(), *_]:
+            return struct.pack(f"<IIQ{len(value)}f", 9, 6, len(value), *value)
         case [int(), *_]:
             return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
     raise TypeError(type(value))
