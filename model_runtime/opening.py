@@ -12,7 +12,7 @@ from model_runtime.hf_quantization import read_quantization
 from model_runtime.image_side import ImageSide, read_image_side
 from model_runtime.joining import with_image_side
 from model_runtime.models.composites import COMPOSITES
-from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
+from model_runtime.models.decoder import EMBEDDING_KEY, TIED_HEAD_KEY, decoder_table
 from model_runtime.models.next_token import next_token_prefix, next_token_table
 from model_runtime.models.packages import family_named
 from model_runtime.weights.adapter import CONFIG as ADAPTER_CONFIG
@@ -26,7 +26,7 @@ from model_runtime.weights.json_file import read_json, read_json_if_any
 from model_runtime.weights.matrices import matrices_of
 from model_runtime.weights.safetensors_source import read_safetensors
 from model_runtime.weights.sides import split_sides, text_source
-from model_runtime.weights.source import TensorSource
+from model_runtime.weights.source import TensorSource, equal
 from model_runtime.weights.spelling import plain_source
 from model_runtime.weights.table import Parameter
 
@@ -92,19 +92,25 @@ def _open_folder(path: Path) -> Opened:
         )
     if family not in COMPOSITES:
         source, may_lack_output = text_source(stored)
+        config = _with_own_head(config, source)
         if may_lack_output and not config.tie_word_embeddings:
             config = replace(config, has_output=TIED_HEAD_KEY in source)
         return Opened(path=path, family=name, config=config, source=plain_source(source, config))
     language, image = split_sides(stored)
     side = read_image_side(path, config_json, config, image) if takes_images else None
-    if TIED_HEAD_KEY in language:
-        # many published files leave tie_word_embeddings out, where transformers assumes true, and have a head of their
-        # own; it ties the two only if they are equal
-        config = replace(config, tie_word_embeddings=False)
+    config = _with_own_head(config, language)
     source = plain_source(language, config)
     if has_adapter(path):
         config, source = with_adapter(path, config, source)
     return Opened(path=path, family=name, config=config, source=source, side=side)
+
+
+def _with_own_head(config: ModelConfig, source: TensorSource) -> ModelConfig:
+    """Not tied, where the file has an output matrix beside the embedding that is not the same, whatever config.json
+    says: as transformers, since many files leave the key out where it means true, or were trained on without it."""
+    if not config.tie_word_embeddings or TIED_HEAD_KEY not in source or EMBEDDING_KEY not in source:
+        return config
+    return replace(config, tie_word_embeddings=equal(source[TIED_HEAD_KEY], source[EMBEDDING_KEY]))
 
 
 def open_configuration(path: Path) -> Opened:

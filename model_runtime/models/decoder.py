@@ -24,13 +24,13 @@ from model_runtime.parallel import Alone, Collectives
 from model_runtime.share import Share, split, vocabulary_parts
 from model_runtime.weights.table import Parameter, Parameters, Slot
 
-TIED_HEAD_KEY = "lm_head.weight"
+EMBEDDING_KEY, TIED_HEAD_KEY = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def decoder_table(config: ModelConfig, *, first_expert_only: bool = False) -> list[Parameter]:
     """Every parameter of the decoder, in the order in which it is loaded; as in `layer_table`, of one expert a layer if
     so said. Embedding and output matrix are where the first layer is, and the last norm is everywhere."""
-    embedding = Slot("model.embed_tokens.weight", config.vocab_size, "vocabulary")
+    embedding = Slot(EMBEDDING_KEY, config.vocab_size, "vocabulary")
     table = [Parameter(name="embedding", slots=(embedding,), columns=config.hidden_size, fewest_bits=8, layer=0)]
     for layer in range(config.num_layers):
         parameters = layer_table(config, layer, first_expert_only=first_expert_only)

@@ -21,6 +21,9 @@ Index = tuple[slice, ...]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 """Types that numbers of a model are kept in."""
 
+ROWS_AT_ONCE = 256
+"""Of matrices that are compared."""
+
 
 def whole(shape: tuple[int, ...]) -> Index:
     """All of a tensor."""
@@ -88,6 +91,14 @@ def read(tensor: StoredTensor, index: Index, dtype: torch.dtype | None = None) -
     target = torch.empty(shape_of(index), dtype=dtype or tensor.dtype)
     tensor.read_into(index, target)
     return target
+
+
+def equal(first: StoredTensor, second: StoredTensor) -> bool:
+    """Whether two matrices are stored alike and hold the same numbers; reads of them until they differ."""
+    if (first.shape, first.dtype) != (second.shape, second.dtype) or first.format or second.format:
+        return False
+    parts = (slice(at, min(at + ROWS_AT_ONCE, first.shape[0])) for at in range(0, first.shape[0], ROWS_AT_ONCE))
+    return all(torch.equal(*(read(each, (rows, *whole(each.shape)[1:])) for each in (first, second))) for rows in parts)
 
 
 class LastRead:

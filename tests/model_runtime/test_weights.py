@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.ops import load_ops
@@ -89,11 +90,16 @@ def test_known_leftovers_are_ignored(single: Path, key: str) -> None:
     assert load(single).config.num_layers == 3
 
 
-def test_copy_of_a_tied_embedding_is_ignored(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "llama", {"tie_word_embeddings": True})
-    edit(tmp_path, {"lm_head.weight": torch.zeros(259, 64)})
+@pytest.mark.parametrize("difference", [0.0, 1.0])
+def test_output_matrix_beside_a_tied_embedding(tmp_path: Path, difference: float) -> None:
+    """A copy is ignored; a matrix of its own is used as by transformers, also where only its last number is another."""
+    head = make_checkpoint(tmp_path, "llama", {"tie_word_embeddings": True}).get_input_embeddings().weight.detach()
+    head[-1, -1] += difference
+    edit(tmp_path, {"lm_head.weight": head})
     decoder = load(tmp_path).decoder
-    assert decoder.head is decoder.embedding
+    assert (decoder.head is decoder.embedding) == (difference == 0)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)(torch.tensor([[5, 6]])).logits[0]
+    torch.testing.assert_close(PagedRun(decoder).step({0: [5, 6]})[0], theirs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
