@@ -20,13 +20,15 @@ def read_windows(config: Json, family: Family, num_layers: int) -> tuple[int, ..
         return _by_type(config, num_layers) if has_types else _by_pattern(config, num_layers)
     if family.windows == "none" or config["sliding_window"] is None:
         return (0,) * num_layers
-    if family.windows == "all_or_by_type" and has_types:
+    if family.windows in ("all_or_by_type", "by_type_or_unrotated") and has_types:
         return _by_type(config, num_layers)
     window = integer(config, "sliding_window")
-    if family.windows != "by_layer":
+    if family.windows in ("all_layers", "all_or_by_type"):
         return (window,) * num_layers
     if not flag(config, "use_sliding_window"):
         return (0,) * num_layers
+    if family.windows == "by_type_or_unrotated":
+        return tuple(window if unrotated else 0 for unrotated in _unrotated_layers(config, family, (0,) * num_layers))
     if has_types:
         return _by_type(config, num_layers)
     first = value_of(config, "max_window_layers")

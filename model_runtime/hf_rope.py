@@ -13,6 +13,9 @@ from model_runtime.models.family import Family
 from model_runtime.weights.errors import CheckpointError
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
+EXTENDED = ("llama3", "longrope", "yarn")
+"""Those that say how long sequences were before, under a key that wins where it stands beside them."""
+ORIGINAL = "original_max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -26,14 +29,16 @@ def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: fl
 
 
 def rope_parameters(config: Json) -> dict[str, object]:
-    """One flat object with `rope_type` and `rope_theta`, from either spelling."""
-    found = {"rope_theta": config["rope_theta"]} | dict(mapping(config, "rope_scaling"))
-    found |= mapping(config, "rope_parameters")
+    """One flat object with `rope_type` and `rope_theta`, from either spelling; of both, the older one counts."""
+    found = {"rope_theta": config["rope_theta"]}
+    found |= mapping(config, "rope_scaling") or mapping(config, "rope_parameters")
     kind = found.get("rope_type", found.get("type", "default"))
     # older files of Qwen2-VL call the kind mrope; what makes it that are the sections
     found["rope_type"] = "default" if kind == "mrope" and "mrope_section" in found else kind
     if kind in ("su", "yarn") and "short_factor" in found:  # Phi-3's first names of the kind
         found["rope_type"] = "longrope"
+    if config.get(ORIGINAL) is not None and found["rope_type"] in EXTENDED:
+        found[ORIGINAL] = config[ORIGINAL]
     return found
 
 
@@ -52,16 +57,17 @@ def _rotary_dim(config: Json, parameters: dict[str, object], family: Family, hea
     return rotary_dim
 
 
-def _by_layer_type(config: Json, layer_type: str, theta_key: str, scaling: object) -> Json:
-    """The keys of one kind of layer where they differ: a nested rope_parameters, or keys apart (Gemma 3)."""
+def _by_layer_type(config: Json, layer_type: str, theta_key: str, scaling: Json) -> Json:
+    """The keys of one kind of layer where they differ: a nested rope_parameters, keys apart (Gemma 3), or both."""
     nested = mapping(config, "rope_parameters")
     if nested and not nested.keys() <= set(LAYER_TYPES):
         fail("rope_parameters", dict(nested), f"an object with {' and '.join(LAYER_TYPES)}")
     return {
         **config,
         "rope_theta": config[theta_key],
-        "rope_scaling": scaling,
-        "rope_parameters": nested.get(layer_type),
+        ORIGINAL: None,
+        "rope_scaling": None,
+        "rope_parameters": {**mapping({layer_type: None, **nested}, layer_type), **scaling},
     }
 
 
@@ -72,8 +78,8 @@ def read_ropes(config: Json, family: Family, head_dim: int) -> tuple[RopeConfig,
     """
     if not family.local_rope:
         return _rope(config, family, head_dim), None
-    whole = _by_layer_type(config, "full_attention", "rope_theta", config["rope_scaling"])
-    local = _by_layer_type(config, "sliding_attention", "rope_local_base_freq", None)
+    whole = _by_layer_type(config, "full_attention", "rope_theta", mapping(config, "rope_scaling"))
+    local = _by_layer_type(config, "sliding_attention", "rope_local_base_freq", {})
     return _rope(whole, family, head_dim), _rope(local, family, head_dim)
 
 
@@ -86,7 +92,7 @@ def _rope(config: Json, family: Family, head_dim: int) -> RopeConfig:
     )
     rope = _scaled(config, parameters, plain)
     if family.growth == "by_rope" and parameters.get("llama_4_scaling_beta") is not None:
-        length = integer(parameters, "original_max_position_embeddings")
+        length = integer(parameters, ORIGINAL)
         rope = replace(rope, growth=QueryGrowth(rate=number(parameters, "llama_4_scaling_beta"), length=length))
     if family.qk_norm == "rotated" and rope.attention_factor != 1.0:
         fail("rope_parameters", parameters, "of a kind that leaves the length of queries and keys as it is")
@@ -112,10 +118,7 @@ def _scaled(config: Json, parameters: dict[str, object], plain: RopeConfig) -> R
     factor = number(parameters, "factor")
     if kind == "linear":
         return replace(plain, kind="linear", factor=factor)
-    original = integer(
-        {"original_max_position_embeddings": config["max_position_embeddings"]} | parameters,
-        "original_max_position_embeddings",
-    )
+    original = integer({ORIGINAL: config["max_position_embeddings"]} | parameters, ORIGINAL)
     if kind == "llama3":
         return replace(
             plain,
@@ -133,8 +136,8 @@ def _longrope(config: Json, parameters: dict[str, object], rope: RopeConfig) -> 
     for key in ("short_mscale", "long_mscale"):
         if key in parameters:
             fail(key, parameters[key], "absent: other factors of cosines and sines are not supported")
-    key, longest = "original_max_position_embeddings", integer(config, "max_position_embeddings")
-    original = integer({key: config.get(key, longest)} | parameters, key)
+    longest = integer(config, "max_position_embeddings")
+    original = integer({ORIGINAL: longest} | parameters, ORIGINAL)
     given = {name: value for name, value in parameters.items() if value is not None}
     factor = number({"factor": longest / original} | given, "factor")
     growth = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
@@ -156,7 +159,7 @@ def _divisors(parameters: Json, key: str, count: int) -> tuple[float, ...]:
 
 def _yarn(parameters: dict[str, object], rope: RopeConfig) -> RopeConfig:
     given = {key: value for key, value in parameters.items() if value is not None}
-    mscales = [number(given, key) if key in given else 0.0 for key in ("mscale", "mscale_all_dim")]
+    mscales = [number(given, key) if given.get(key) else 0.0 for key in ("mscale", "mscale_all_dim")]
     default = yarn_attention_factor(rope.factor, mscales[0], mscales[1])
     betas = {"beta_fast": 32.0, "beta_slow": 1.0} | given
     return replace(

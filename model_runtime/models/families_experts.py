@@ -53,7 +53,12 @@ MIXTURES: Mapping[str, Family] = {
             "num_key_value_heads": 8,
             "num_local_experts": 128,
             "rms_norm_eps": 1e-5,
-            "rope_scaling": {"type": "yarn", "factor": 32, "truncate": False, "original_max_position_embeddings": 4096},
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
             "rope_theta": 150000.0,
             "sliding_window": 128,
             "sliding_window_pattern": 2,

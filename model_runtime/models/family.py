@@ -11,7 +11,7 @@ from typing import Literal
 from model_runtime.architecture import ModelConfig, NormPlaces, QKNorm, Sinks
 from model_runtime.own_block import OwnFeedForward
 
-Windows = Literal["none", "all_layers", "all_or_by_type", "by_layer", "by_type"]
+Windows = Literal["none", "all_layers", "all_or_by_type", "by_layer", "by_type", "by_type_or_unrotated"]
 Unrotated = Literal["none", "whole_layers", "whole_layers_beside_windows", "listed"]
 StackOrder = Literal["alternating", "halves"]
 """Of the rows of gate and up in an expert's one matrix of both."""
@@ -64,7 +64,8 @@ class Family:
     windows: Windows = "none"
     """Which layers attend to `sliding_window` keys only. by_type: as `layer_types` says, or all but every
     `sliding_window_pattern`-th. all_or_by_type: as `layer_types` says, or all. by_layer: under `use_sliding_window` as
-    `layer_types` says, or from layer `max_window_layers` on."""
+    `layer_types` says, or from layer `max_window_layers` on. by_type_or_unrotated: as `layer_types` says, or under
+    `use_sliding_window` those in which positions do not count."""
     unrotated: Unrotated = "none"
     """Layers in which positions do not count. whole_layers: those without a window; ..._beside_windows: unless
     `sliding_window` is null. listed: those with a 0 in `no_rope_layers`, or every `no_rope_layer_interval`-th."""

@@ -118,6 +118,31 @@ def test_frequencies_equal_transformers(parameters: dict[str, object]) -> None:
     assert math.isclose(ours.attention_factor, attention_factor, rel_tol=1e-12)
 
 
+YARN: dict[str, object] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("gpt_oss", {"rope_parameters": {**YARN, "rope_theta": 3e4}}),
+        ("gpt_oss", {"rope_scaling": None, "rope_theta": 3e4}),
+        ("ministral3", {"rope_scaling": {**YARN, "llama_4_scaling_beta": 1.0}, "rope_theta": 3e4}),
+        ("llama", {"rope_scaling": YARN, "rope_theta": 3e4, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+        ("llama", {"rope_parameters": YARN, "original_max_position_embeddings": 512}),
+        ("llama", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.0}}),
+    ],
+)
+def test_frequencies_of_a_file_in_any_spelling(family: str, keys: dict[str, object]) -> None:
+    """Nothing of a family's own rope is mixed with the file's."""
+    config = SMALL | {"head_dim": 64, "max_position_embeddings": 8192} | keys
+    theirs = CONFIG_MAPPING[family](**copy.deepcopy(config))
+    expected, attention_factor = ROPE_INIT_FUNCTIONS[theirs.rope_parameters["rope_type"]](theirs, torch.device("cpu"))
+    ours = read_hf_config({"model_type": family, **config}, None).rope
+    torch.testing.assert_close(inverse_frequencies(ours, 8192), expected, rtol=1e-6, atol=0)
+    assert math.isclose(ours.attention_factor, attention_factor, rel_tol=1e-12)
+    assert (ours.growth and ours.growth.rate) == theirs.rope_parameters.get("llama_4_scaling_beta")
+
+
 def test_rope_table() -> None:
     rope = RopeConfig(theta=100.0, rotary_dim=4, attention_factor=2.0, divisors=(1.0, 4.0))
     table = rope_table(rope, 8, torch.device("cpu"))
@@ -145,6 +170,10 @@ def test_windows() -> None:
     assert windows(qwen | {"use_sliding_window": True}) == (0, 0, 8)
     mixed = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
     assert windows(qwen | mixed) == (8, 0, 8)
+    unrotated: dict[str, object] = {"model_type": "smollm3", "sliding_window": 8, "no_rope_layers": [1, 0, 1]}
+    assert windows(unrotated) == (0, 0, 0)
+    assert windows(unrotated | {"use_sliding_window": True}) == (0, 8, 0)
+    assert windows(unrotated | mixed | {"use_sliding_window": False}) == (8, 0, 8)
 
 
 def test_end_tokens() -> None:
