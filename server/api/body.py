@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from server.api.gateway import Gateway, record_of
 from server.errors import BadRequest, BodyTooLarge, ClientGone, DeadlineExceeded, UnsupportedMediaType, context_overflow
+from server.nesting import is_deeper
 from server.prompt.options import MAX_TRUNCATED
 from server.schema.common import RequestBody, validate
 from server.schema.unknown import check_unknown
@@ -32,6 +33,8 @@ MAX_ESCAPE = 6
 """JSON spells a byte of text with at most this many (`\\u0041`)."""
 MAX_DATA_URLS = 1024
 """In a body; further ones count as text."""
+MAX_DEPTH = 128
+"""Lists and objects of a field within each other. What walks through them later calls itself at each."""
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _URL_KEY = re.compile(rb'"(?:url|image_url)"\s*:\s*$')
@@ -180,7 +183,8 @@ def _data_url_bytes(value: bytes) -> int:
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """A JSON object, strictly: UTF-8, no NaN, no repeated keys, no lone surrogates. Raises BadRequest."""
+    """A JSON object, strictly: UTF-8, no NaN, no repeated keys, no lone surrogates, not nested deeply. Raises
+    BadRequest."""
     constants: list[str] = []
 
     def note(constant: str) -> float:
@@ -199,6 +203,10 @@ def parse(raw: bytes) -> dict[str, Any]:
         raise BadRequest("The body holds a number of too many digits.") from None
     if not isinstance(document, dict):
         raise BadRequest("The body must be a JSON object.")
+    for name, value in document.items():
+        if is_deeper(value, MAX_DEPTH):
+            param = _printable(name)
+            raise BadRequest(f"{param} must not be nested more than {MAX_DEPTH} levels deep.", param=param)
     if constants:
         _refuse_fields(document, "holds NaN or Infinity, which JSON does not have", allow_nan=False)
     if b"\\" in raw and _SURROGATE.search(raw):
@@ -224,5 +232,5 @@ def _refuse_fields(document: dict[str, Any], fault: str, *, allow_nan: bool) -> 
         try:
             name.encode()
             json.dumps(value, ensure_ascii=False, allow_nan=allow_nan).encode()
-        except (ValueError, RecursionError):
+        except ValueError:
             raise BadRequest(f"{_printable(name)} {fault}.", param=_printable(name)) from None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from server.grammar.errors import GrammarError
+from server.nesting import children, is_deeper
 
 Schema = dict[str, object] | bool
 
@@ -20,7 +21,7 @@ MAX_OPTIONAL = 100
 MAX_EXACT = 2**53
 """Beyond it not every integer is a float."""
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-FORMATS = frozenset({"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
 SCALAR_TYPES = TYPES - {"array", "object"}
 SCHEMA_KEYS = ("items", "additionalItems", "additionalProperties")
 LIST_KEYS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -42,7 +43,8 @@ KEYWORDS = frozenset({*SCHEMA_KEYS, *LIST_KEYS, *MAP_KEYS, *VALUE_KEYS})
 
 def check_schema(document: object) -> None:
     """Raises GrammarError that names the place as a JSON pointer."""
-    _check_depth(document)
+    if is_deeper(document, MAX_DEPTH):
+        raise GrammarError(f"the schema is nested more than {MAX_DEPTH} levels deep")
     if not isinstance(document, dict):
         raise GrammarError("at #: a schema must be an object")
     found = _Found(document)
@@ -50,21 +52,6 @@ def check_schema(document: object) -> None:
     found.resolve()
     if not found.can_end(document):
         raise GrammarError("at #: every output would be endless, or there is none")
-
-
-def _check_depth(document: object) -> None:
-    level, depth = [document], 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise GrammarError(f"the schema is nested more than {MAX_DEPTH} levels deep")
-        level = [child for node in level for child in _children(node) if isinstance(child, dict | list)]
-
-
-def _children(node: object) -> list[object]:
-    if isinstance(node, dict):
-        return list(node.values())
-    return node if isinstance(node, list) else []
 
 
 def _at(place: str, name: object) -> str:
@@ -158,7 +145,7 @@ class _Found:
 def _inexact_number(value: object) -> int | None:
     """An integer that the library would take for another: it reads them as floats, and cuts them at 64 bits."""
     if isinstance(value, dict | list):
-        return next((found for child in _children(value) if (found := _inexact_number(child)) is not None), None)
+        return next((found for child in children(value) if (found := _inexact_number(child)) is not None), None)
     if not isinstance(value, int) or abs(value) <= MAX_EXACT:
         return None
     return None if abs(value) < 2**64 and max(-(2**63), min(int(float(value)), 2**63 - 1)) == value else value
@@ -198,7 +185,7 @@ def _check_types(schema: dict[str, object], place: str) -> None:
     if "format" in schema and schema["format"] not in FORMATS:
         raise GrammarError(
             f"at {place}: the format {str(schema['format'])[:64]!r} is not supported; use one of "
-            f"{', '.join(sorted(FORMATS))}, or a pattern"
+            f"{', '.join(FORMATS)}, or a pattern"
         )
 
 

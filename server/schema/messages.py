@@ -5,10 +5,9 @@ API process. Blocks within messages are checked where they are translated (`serv
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from server.schema.common import INT32_MAX, MAX_STOP_STRINGS, RequestBody, StopString
-from server.schema.nesting import JsonObject, bounded_depth
 
 REFUSED = ("container", "context_management", "mcp_servers")
 """What Anthropic has and this server does not: ignoring it would change the answer."""
@@ -21,7 +20,6 @@ def _content_kind(value: object) -> str:
 Blocks = Annotated[
     Annotated[str, Tag("(text)")] | Annotated[list[dict[str, Any]], Field(fail_fast=True), Tag("(blocks)")],
     Discriminator(_content_kind),
-    AfterValidator(bounded_depth),
 ]
 
 
@@ -59,7 +57,7 @@ class OutputConfig(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     effort: str | None = Field(default=None, max_length=64)
-    format: JsonObject | None = None
+    format: dict[str, Any] | None = None
 
 
 class CountTokensBody(RequestBody):
@@ -68,7 +66,7 @@ class CountTokensBody(RequestBody):
     model: str = Field(min_length=1, max_length=256)
     messages: list[AnthropicMessage] = Field(min_length=1, fail_fast=True)
     system: Blocks | None = None
-    tools: list[JsonObject] | None = Field(default=None, fail_fast=True)
+    tools: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -2,12 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from server.errors import BadRequest
 from server.schema.chat import MAX_TOP_LOGPROBS
 from server.schema.common import INT32_MAX, RequestBody, SamplingFields
-from server.schema.nesting import JsonObject, bounded_depth
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (INCLUDE_LOGPROBS, "reasoning.encrypted_content")
@@ -24,7 +23,6 @@ Input = Annotated[
     Annotated[str, Field(min_length=1), Tag("(text)")]
     | Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True), Tag("(items)")],
     Discriminator(_input_kind),
-    AfterValidator(bounded_depth),
 ]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -37,7 +35,7 @@ class TextConfig(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    format: JsonObject | None = None
+    format: dict[str, Any] | None = None
 
 
 class Reasoning(BaseModel):
@@ -63,8 +61,8 @@ class CountBody(SamplingFields, RequestBody):
     input: Input | None = Field(default=None, description="a text, or a list of items; optional after another response")
     instructions: str | None = None
     previous_response_id: str | None = Field(default=None, min_length=1, max_length=128)
-    tools: list[JsonObject] | None = Field(default=None, fail_fast=True)
-    tool_choice: Annotated[str | dict[str, Any] | None, AfterValidator(bounded_depth)] = None
+    tools: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
 from server.errors import BadRequest
-from server.schema.nesting import bounded_depth
 
 MAX_VARIABLES = 64
 MAX_VARIABLE_BYTES = 16 * 1024
@@ -22,7 +21,6 @@ _NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
 Variables = Annotated[
     dict[Annotated[str, Field(pattern=_NAME)], Any],
     Field(max_length=MAX_VARIABLES),
-    AfterValidator(bounded_depth),
     AfterValidator(_bounded),
     WithJsonSchema({"type": "object", "propertyNames": {"pattern": _NAME}, "maxProperties": MAX_VARIABLES}),
 ]

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from server.errors import BadRequest
-from server.schema.nesting import JsonObject
 from server.tools.use import ToolUse
 
 MAX_TOOLS = 128
@@ -25,7 +24,7 @@ class Function(BaseModel):
 
     name: FunctionName
     description: str | None = None
-    parameters: JsonObject | None = None
+    parameters: dict[str, Any] | None = None
     strict: bool | None = Field(
         default=None,
         description="arguments follow the schema; always so where a call is forced, and with all tools if with one",

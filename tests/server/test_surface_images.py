@@ -134,7 +134,7 @@ def test_images_of_large_bodies_are_no_text(spaces: str) -> None:
 def test_deep_nesting_is_refused() -> None:
     app = make_app(FakeEngine())
     nested: Any = 0
-    for _ in range(400):
+    for _ in range(800):
         nested = [nested]
     for fields in (
         {"input": [{"role": "user", "content": "x", "note": nested}]},
@@ -148,3 +148,13 @@ def test_deep_nesting_is_refused() -> None:
     talk = [{"role": "assistant", "content": [block]}]
     answer = run(call(app, "POST", "/v1/messages", {"model": MODEL, "max_tokens": 5, "messages": talk}))
     assert answer.status == 400 and "levels deep" in answer.json["error"]["message"]
+    hi = [{"role": "user", "content": "hi"}]
+    tag = {"begin": "<a>", "schema": {"x": nested}, "end": "</a>"}
+    for path, fields in (
+        ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "f", "x": nested}}]}),
+        ("/v1/chat/completions", {"structured_outputs": {"structural_tag": {"structures": [tag], "triggers": ["<"]}}}),
+        ("/tokenize", {"tools": [{"type": "function", "function": {"name": "f"}, "x": nested}]}),
+    ):
+        answer = run(call(app, "POST", path, {"model": MODEL, "messages": hi} | fields))
+        assert answer.status == 400 and answer.error["param"] == next(iter(fields))
+        assert "levels deep" in answer.error["message"]
