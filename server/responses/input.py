@@ -123,8 +123,7 @@ def _part(part: object, where: str) -> dict[str, object]:
     if not isinstance(part, Mapping):
         raise BadRequest(f"{where} must be an object with a type.", param="input")
     kind = part.get("type")
-    if kind in _TEXT_PARTS:
-        field = _TEXT_PARTS[kind]
+    if isinstance(kind, str) and (field := _TEXT_PARTS.get(kind)) is not None:
         return {"type": "text", "text": _string(part.get(field), f"{where}.{field}")}
     if kind == "input_image":
         if part.get("file_id") is not None:

@@ -24,6 +24,7 @@ LINK = {"$ref": "#/$defs/node"}
         ({"properties": {"a": 5}}, "at #/properties/a: a schema must be an object"),
         ({"oneOf": {}}, "at #/oneOf: must be a list"),
         ({"items": [{"format": "zip"}]}, "at #/items/0: the format 'zip' is not supported; use one of date, date-time"),
+        ({"properties": {"a": {"format": []}}}, "at #/properties/a: the format '[]' is not supported"),
         ({"$ref": "http://example.com/a"}, "at #: $ref must point into the schema itself"),
         ({"$ref": 5}, "at #: $ref must point into the schema itself"),
         ({"items": {"$ref": "#/$defs/no"}}, "at #/items: '#/$defs/no' points to nothing"),

@@ -38,6 +38,7 @@ def test_items_become_messages() -> None:
         ({"type": "web_search_call", "id": "w"}, "input[0]: items of type 'web_search_call'"),
         ({"type": "item_reference", "id": "w"}, "'item_reference'"),
         ({"type": {}}, "items of type '{}'"),
+        ({"role": "user", "content": [{"type": []}]}, "input[0].content[0]: parts of type '[]'"),
         ({"role": "tool", "content": "x"}, "input[0].role"),
         ({"role": "user", "content": None}, "input[0].content"),
         ({"role": "user", "content": ["x"]}, "input[0].content[0]"),
