@@ -90,28 +90,33 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._count(len(data))
 
     def _feed(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            self._pass_over(data[offer.args[0] :])
+        rest = memoryview(data)
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                if self.transport.is_closing():
+                    return
+                rest = rest[offer.args[0] :]
+                self._pass_over()
 
-    def _pass_over(self, rest: bytes) -> None:
-        """Read the request again without its offer: the parser takes what follows for the other protocol."""
+    def _pass_over(self) -> None:
+        """Read the head again without its offer: the parser takes what follows for the other protocol."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         head = [b"%b %b HTTP/%b" % (method, self.url, version)]
         head += [_without_offer(name, value) for name, value in self.headers if name not in _OFFERS]
         self.parser = httptools.HttpRequestParser(self)
         self._in_head = True
-        self._feed(b"\r\n".join(head) + b"\r\n\r\n" + rest)
-
-    def _offers_upgrade(self) -> bool:
-        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        self.parser.feed_data(b"\r\n".join(head) + b"\r\n\r\n")
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
         self._in_head = self._all_head = False
         self._stop_timer()
-        if self._offers_upgrade():
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(BadRequest("This server is no proxy."))
+        if self.parser.should_upgrade():
             return
         self._head_bytes = 0
         self._count(len(self.url) + sum(len(name) + len(value) for name, value in self.headers))
@@ -136,7 +141,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Called by the parser."""
         self._in_head, self._head_bytes = True, 0
-        if not self._offers_upgrade() and not self.transport.is_closing():
+        if not self.parser.should_upgrade() and not self.transport.is_closing():
             super().on_message_complete()
 
     def _count(self, size: int) -> None:
@@ -161,7 +166,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer, unless an answer to an earlier request is on its way, and close."""
         self._stop_timer()
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if self._answered is None or not self._answered.response_started:
             start, body = error_messages(error, error.body())
             headers = b"".join(b"%b: %b\r\n" % header for header in start["headers"])
             self.transport.write(STATUS_LINE[error.status] + headers + b"connection: close\r\n\r\n" + body["body"])

@@ -34,6 +34,7 @@ CASES = {
     "HTTP/2 with prior knowledge": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     "unknown method": (_request(b"BREW", b"/v1/models"), 400),
     "CONNECT": (b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "CONNECT with a URL": (b"CONNECT http://example.org/x HTTP/1.1\r\nHost: x\r\nUpgrade: a\r\n\r\n", 400),
     "bytes in the path": (_request(b"GET", b"/v1/models/\xff\xfe"), 400),
     "escaped bytes in the path": (_request(b"GET", b"/v1/models/%ff%fe%00%0d%0a"), 404),
     "path upwards": (_request(b"GET", b"/v1/models/../../etc/passwd"), 404),
@@ -131,6 +132,26 @@ def test_noise_after_a_request_ends_the_connection(busy_server: Server) -> None:
         assert _status(_read_one(connection)) == 200
         connection.sendall(b"\x01\x02 noise\r\n\r\n")
         assert _status(_read(connection)) == 400
+
+
+def test_many_offers_of_another_protocol_at_once(busy_server: Server) -> None:
+    offer = _request(b"GET", b"/health/live", b"Connection: upgrade\r\nUpgrade: a\r\n")
+    answer = _exchange(busy_server.url, offer * 1000 + _request(b"GET", b"/health/live"))
+    assert answer.count(b"HTTP/1.1 200 OK") == 1001
+
+
+def test_noise_behind_waiting_requests_is_not_answered_within_a_stream() -> None:
+    app = make_app(FakeEngine(script=says("hello hello"), hold_after=3))
+    body = json.dumps({"model": MODEL, "prompt": "hi", "stream": True}).encode()
+    with serve_app(app) as url, _connect(url) as connection:
+        connection.sendall(_request(b"POST", b"/v1/completions", JSON, body))
+        answer = b""
+        while answer.count(b"data: ") < 2:
+            answer += connection.recv(65_536)
+        connection.sendall(_request(b"GET", b"/health/live", b""))
+        connection.sendall(b"\x01\x02 noise\r\n\r\n")
+        answer += _read(connection)
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 def test_connection_is_kept_after_refusals(busy_server: Server) -> None:
