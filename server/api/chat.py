@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -18,6 +19,7 @@ from server.api.render import (
     Head,
     OpenAIStream,
     collect,
+    json_of,
     to_json,
     usage_document,
 )
@@ -96,15 +98,17 @@ class ChatRenderer(OpenAIStream):
 
     async def document(self, generation: Generation) -> dict[str, object]:
         """The plain JSON answer."""
-        results = await collect(generation)
+        in_thread = bool(self._body.logprobs)
+        choices = [partial(self._choice, *entry) for entry in enumerate(await collect(generation))]
         document = self._head.fields("chat.completion") | {
-            "choices": [self._choice(index, result) for index, result in enumerate(results)],
+            "choices": [await json_of(choice, in_thread=in_thread) for choice in choices],
             "usage": usage_document(generation.usage()),
         }
         if self._body.return_token_ids:
             document["prompt_token_ids"] = generation.prompt_ids(0)
         if self._body.prompt_logprobs is not None:
-            document["prompt_logprobs"] = prompt_logprobs(generation, 0, self._body.prompt_logprobs, self._naming)
+            entries = partial(prompt_logprobs, generation, 0, self._body.prompt_logprobs, self._naming)
+            document["prompt_logprobs"] = await json_of(entries, in_thread=True)
         return document
 
     def _choice(self, index: int, result: ChoiceResult) -> dict[str, object]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from server.api.render import (
     Head,
     OpenAIStream,
     collect,
+    json_of,
     to_json,
     usage_document,
 )
@@ -102,13 +104,14 @@ class CompletionRenderer(OpenAIStream):
 
     async def document(self, generation: Generation) -> dict[str, object]:
         """The plain JSON answer."""
-        results = await collect(generation)
+        in_thread = self._body.logprobs is not None or self._body.prompt_logprobs is not None
+        choices = [partial(self._choice, generation, *entry) for entry in enumerate(await collect(generation))]
         return self._head.fields("text_completion") | {
-            "choices": [self._choice(index, result, generation) for index, result in enumerate(results)],
+            "choices": [await json_of(choice, in_thread=in_thread) for choice in choices],
             "usage": usage_document(generation.usage()),
         }
 
-    def _choice(self, index: int, result: ChoiceResult, generation: Generation) -> dict[str, object]:
+    def _choice(self, generation: Generation, index: int, result: ChoiceResult) -> dict[str, object]:
         wanted = self._body.logprobs is not None
         choice: dict[str, object] = {
             "index": index,

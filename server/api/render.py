@@ -4,7 +4,8 @@ Used by the generation routes; API process. A chunk is a constant head with a fe
 serializing a model for each token costs many times more.
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -36,6 +37,16 @@ def to_json(value: object) -> bytes:
 def json_response(document: dict[str, object], ignored: list[str]) -> Response:
     """A plain answer; `ignored` are the names of parameters that had no effect."""
     return Response(to_json(document), media_type="application/json", headers=ignored_header(ignored))
+
+
+async def json_of(make: Callable[[], object], *, in_thread: bool) -> msgspec.Raw:
+    """What `make` gives, as JSON. Log-probabilities are so many small objects that the event loop must not wait for
+    them, nor memory hold those of all choices."""
+    return await asyncio.to_thread(_raw, make) if in_thread else _raw(make)
+
+
+def _raw(make: Callable[[], object]) -> msgspec.Raw:
+    return msgspec.Raw(to_json(make()))
 
 
 def named_event(kind: str, fields: dict[str, Any]) -> bytes:

@@ -28,6 +28,9 @@ from server.schema.unknown import ignored_header
 from server.stream import Generation
 
 UINT64_MASK = 2**64 - 1
+MAX_PROMPT_LOGPROBS = 2**20
+"""Of a request: for all tokens of its prompts with their alternatives, anew for each choice. The answer has some 60
+bytes for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ def start(
         raise BadRequest("ignore_eos is not allowed where the output has a form, which ends.", param="ignore_eos")
     sampling = _sampling(gateway, body, grammar)
     made = [_prompt(gateway, body, sampling, prompt) for prompt in prompts]
+    _check_prompt_logprobs([prompt.request for prompt in made])
     streams = gateway.engine.submit([prompt.request for prompt in made], admission)
     record.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
     return Generation(made, streams, gateway.tokenizer, RequestMeter(gateway.metrics, record.started))
@@ -93,6 +97,17 @@ def _prompt(gateway: Gateway, body: GenerationBody, sampling: SamplingParams, pr
         images=prompt.images,
     )
     return Prompt(request=request, echo=prompt.echo, discard_output=budget == 0, form=prompt.form)
+
+
+def _check_prompt_logprobs(requests: list[GenerationRequest]) -> None:
+    """Raises BadRequest."""
+    asked = sum(len(request.prompt_ids) * (request.sampling.prompt_logprobs + 1) * request.n for request in requests)
+    if asked > MAX_PROMPT_LOGPROBS:
+        raise BadRequest(
+            f"The request asks for {asked} log-probabilities of prompt tokens; the limit is {MAX_PROMPT_LOGPROBS}. Ask "
+            "for fewer alternatives, choices or prompts.",
+            param="prompt_logprobs",
+        )
 
 
 def _or(value: float | None, default: float) -> float:

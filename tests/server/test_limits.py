@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.errors import Unavailable
+from server.errors import BadRequest, Unavailable
 from tests.server.exchange import Exchange, call, chat, run
 from tests.server.fakes import MAX_MODEL_LEN, TOKENIZER, FakeEngine, make_app
 
@@ -209,3 +209,23 @@ def test_a_large_body_that_fits_is_answered() -> None:
     ids = json.dumps({"model": "tiny", "prompt": [[5] * 50_000] * 6}).encode()
     answer = run(call(make_app(engine), "POST", "/v1/completions", ids))
     assert (answer.status, answer.json["usage"]["prompt_tokens"]) == (200, 300_000)
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 20}, {"echo": True, "logprobs": 5, "n": 128}])
+def test_log_probabilities_of_prompts_have_a_bound(fields: dict[str, object]) -> None:
+    engine = FakeEngine(max_model_len=2048)
+    body = {"model": "tiny", "prompt": [[5] * 1400] * (1 if "n" in fields else 128), "max_tokens": 1} | fields
+    answer = run(call(make_app(engine), "POST", COMPLETIONS, body))
+    assert (answer.status, answer.error["param"]) == (400, "prompt_logprobs")
+    assert str(2**20) in answer.error["message"]
+    assert (engine.streams, engine.reserved) == ([], 0)
+
+
+def test_the_bound_of_log_probabilities_is_reached() -> None:
+    engine = FakeEngine(max_model_len=2**20 + 2)
+    app = make_app(engine)
+    body = {"model": "tiny", "max_tokens": 1, "prompt_logprobs": 1, "prompt": [5] * 2**19}
+    engine.script = lambda request, choice: [BadRequest("reached")]
+    assert run(call(app, "POST", COMPLETIONS, body)).error["message"] == "reached"
+    body["prompt"] = [5] * (2**19 + 1)
+    assert "limit" in run(call(app, "POST", COMPLETIONS, body)).error["message"]
