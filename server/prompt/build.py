@@ -60,7 +60,7 @@ class PromptBuilder:
         self, tokenizer: Tokenizer, preprocessor: Preprocessor | None = None, *, tool_parser: str = "auto"
     ) -> None:
         """Without a preprocessor the model takes no images. `tool_parser` is a name in FORMATS, or "auto" for what the
-        form of conversations stands for. Raises CheckpointError when the template has a syntax error."""
+        form of conversations stands for. Raises CheckpointError for a template that cannot be used."""
         self.tokenizer = tokenizer
         markup = None if preprocessor is None else ImageMarkup(preprocessor, tokenizer)
         self._renderer = _renderer(tokenizer, markup, tool_parser)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from model_runtime.weights.errors import CheckpointError
 from server.errors import context_overflow
 from server.images import PreparedImage
 from server.prompt.continuation import mark_end, up_to
@@ -32,10 +33,15 @@ class JinjaRenderer:
 
     def __init__(self, source: str, tokenizer: Tokenizer, markup: ImageMarkup | None, *, tool_parser: str) -> None:
         """`source` is the template's text, `tool_parser` as in `PromptBuilder`. Raises CheckpointError when the
-        template has a syntax error."""
+        template has a syntax error, or itself writes what stands for an image."""
         self._tokenizer, self._markup = tokenizer, markup
         self._special = SpecialText(tokenizer.special_literals)
         self._template = ChatTemplate(source, tokenizer.special_variables)
+        if markup is not None and self._template.writes(markup.literal):
+            raise CheckpointError(
+                f"config.json says that {markup.literal} stands for an image, and the chat template writes that where "
+                "there is none; one of the two is not this model's"
+            )
         self._form = _form(self._template, markup, source)
         self.names, self.reserved = self._template.names, self._template.reserved
         self.reasoning = marks_of(source)

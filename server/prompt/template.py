@@ -125,6 +125,14 @@ class ChatTemplate:
         both: list[dict[str, str]] = [{"type": "image"}, text]
         return self._shows(both) and self._count(both, literal) == self._count([text], literal) + 1
 
+    def writes(self, literal: str) -> bool:
+        """Whether `literal` stands in a prompt though no message holds it."""
+        turns = [{"role": role, "content": self._content(_PROBE)} for role in ("user", "assistant", "user")]
+        return any(literal in self._attempt(turns[:count]) for count in (1, 3))
+
+    def _content(self, text: str) -> object:
+        return [{"type": "text", "text": text}] if self.takes_parts else text
+
     def _count(self, content: object, text: str) -> int:
         """How often the text stands in the prompt of a user's message; 0 where the template fails on it."""
         return self._attempt([{"role": "user", "content": content}]).count(text)

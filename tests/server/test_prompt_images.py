@@ -1,6 +1,7 @@
 """Images stand where the template puts them, whatever users type; counts, spans, positions and limits are right."""
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -8,11 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_runtime.weights.errors import CheckpointError
 from scheduler.request import NO_IMAGES, Span
 from server.errors import BadRequest
 from server.images import PreparedImage
+from server.prompt.build import PromptBuilder
 from server.prompt.images import ChatPrompt, ImageMarkup
-from tests.server.image_fakes import FAMILIES, LENGTH, build, ids_of, image_part, prepared
+from tests import vlm_templates as templates
+from tests.server.image_fakes import FAMILIES, LENGTH, build, family, ids_of, image_part, prepared
+from vision.placeholders import Tiles
 
 Message = dict[str, object]
 
@@ -28,6 +33,10 @@ def user(*parts: dict[str, object]) -> Message:
 WIDE, TALL = prepared(28, 56), prepared(56, 28)
 TILED = prepared(28, 28, rows=1, cols=2)
 TWO_IMAGES = [user(text_part("a"), image_part(), text_part("b"), image_part(), text_part("c"))]
+ENDS_ANSWERS = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}</s>{% endif %}{% endfor %}"
+)
 CHATML_END = "<|im_end|>\n<|im_start|>assistant\n"
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 
@@ -227,6 +236,19 @@ def test_a_template_that_loses_images() -> None:
     with pytest.raises(BadRequest, match="1 image placeholders for 2 images") as caught:
         ImageMarkup(preprocessor, tokenizer).place(ids_of("pixtral", "a[IMG]b"), [WIDE, WIDE], LENGTH)
     assert (caught.value.code, caught.value.param) == ("image_count", "messages")
+
+
+@pytest.mark.parametrize("template", [templates.QWEN, templates.ONEVISION])
+@pytest.mark.parametrize("literal", ["<|im_start|>", "<|im_end|>"])
+def test_a_token_that_the_template_writes_stands_for_no_image(template: str, literal: str) -> None:
+    """No request with an image could ever be answered."""
+    with pytest.raises(CheckpointError, match=f"says that {re.escape(literal)} stands for an image, and the chat"):
+        PromptBuilder(*family(template, Tiles(per_tile=3), [literal]))
+
+
+def test_nor_does_one_that_only_follows_an_answer() -> None:
+    with pytest.raises(CheckpointError, match="says that </s> stands for an image, and the chat"):
+        PromptBuilder(*family(ENDS_ANSWERS, Tiles(per_tile=3), ["</s>"]))
 
 
 def test_images_of_a_tool_are_shown() -> None:
