@@ -162,6 +162,8 @@ class RuntimeConfig:
         for name in ("max_model_len", *sizes_in_bytes, "num_kv_blocks", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if self.max_model_len == 1:
+            raise ValueError("max_model_len must be at least 2, a token of the prompt and one of the answer")
         sizes = ("tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size")
         for name in sizes:
             if not 1 <= getattr(self, name) <= MAX_RANKS:

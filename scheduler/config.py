@@ -93,7 +93,8 @@ class SchedulerConfig:
     speculative_config: SpeculativeConfig | None = field(
         default=None,
         metadata={
-            "help": 'guess tokens ahead: {"method": "ngram", "num_speculative_tokens": 12}; the output stays the same',
+            "help": 'guess tokens ahead, as {"method": "ngram", "num_speculative_tokens": 12} says; methods are ngram, '
+            "suffix, draft (with model), self (with num_draft_layers) and mtp; the output stays the same",
             "unit": "speculation",
         },
     )

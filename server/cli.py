@@ -39,7 +39,9 @@ COMMANDS: Mapping[str, Command] = {
         "server.config",
         help="start the server",
         description="Start the server. With no MODEL it serves the embedded SmolLM2-135M-Instruct on 127.0.0.1:8000.",
-        epilog="example: firstlight serve ~/checkpoints/Qwen3-0.6B --port 9000 --max-model-len 4096",
+        epilog="BYTES are a number or a size such as 512MiB or 4GB. Every option can also be a FIRSTLIGHT_* variable "
+        "(FIRSTLIGHT_API_KEY) or a line of the YAML file. "
+        "Example: firstlight serve ~/checkpoints/Qwen3-0.6B --port 9000 --max-model-len 4096",
     ),
     "chat": Command(
         "server.chat_command",

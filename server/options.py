@@ -19,7 +19,7 @@ from scheduler.config import SPECULATIVE_METHODS, SpeculativeConfig
 ENV_PREFIX = "FIRSTLIGHT_"
 MAX_INTEGER = 2**63 - 1
 """What the JSON line to the child processes can carry."""
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 class OptionError(Exception):
@@ -28,10 +28,16 @@ class OptionError(Exception):
 
 def parse_bytes(text: str) -> int:
     """'512MiB', '4g', '1000' -> bytes. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?", text.strip().lower())
     if match is None:
         raise ValueError(f"{text!r} is not a size such as 512MiB or 4GB")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def spell_bytes(size: int) -> str:
+    """The shortest text that `parse_bytes` reads as this size: 134217728 -> '128MiB'."""
+    unit = next((unit for unit in ("Ti", "Gi", "Mi", "Ki") if size and size % _UNITS[unit.lower()] == 0), None)
+    return str(size) if unit is None else f"{size // _UNITS[unit.lower()]}{unit}B"
 
 
 def parse_image_limit(text: str) -> int:
@@ -161,7 +167,8 @@ class Option:
 
     def add_to(self, group: "argparse._ArgumentGroup") -> None:
         """Declare the command-line flag; its value stays text until `convert`."""
-        shown = "" if self.default in ("", (), None) else f" (default: {self.default})"
+        default = spell_bytes(self.default) if self.unit == "bytes" else self.default
+        shown = "" if self.default in ("", (), None) else f" (default: {default})"
         text = (self.help + shown).replace("%", "%%")
         if self.annotation is bool:
             group.add_argument(self.flag, action=argparse.BooleanOptionalAction, default=None, help=text)

@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import shlex
+import sys
 import time
 
 import msgspec
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from model_runtime.config import RuntimeInfo
 from server import supervisor, wire
+from server.child import LOG_FORMAT
 from server.config import resolve
 from server.models import resolve_model
 from server.node import Node
@@ -93,7 +95,7 @@ def curl_line(url: str, model: str, needs_key: bool) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until told to stop; the exit code. Raises OptionError, ModelNotFound, EmbeddedModelMissing."""
     config = resolve(arguments, torchrun_variables(os.environ) | dict(os.environ))
-    logging.getLogger().setLevel(config.process.log_level.upper())
+    logging.basicConfig(level=config.process.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr, force=True)
     name = config.gateway.model_names(resolve_model(config.model).name)[0]
     console = Console()
     if config.runtime.node_rank > 0:

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.config import SpeculativeConfig
 from server.config import ServeConfig, add_arguments, from_json, resolve, to_json
-from server.options import OptionError, parse_bytes
+from server.options import OptionError, parse_bytes, spell_bytes
 
 
 def _resolve(arguments: list[str], environment: dict[str, str] | None = None) -> ServeConfig:
@@ -114,9 +114,17 @@ def test_survives_the_way_to_a_child() -> None:
     assert from_json(to_json(config)) == config
 
 
-@pytest.mark.parametrize(("text", "size"), [("0", 0), ("512", 512), ("2k", 2000), ("1KiB", 1024), ("3 GB", 3 * 10**9)])
+@pytest.mark.parametrize(("text", "size"), [("0", 0), ("512", 512), ("2k", 2000), ("1KiB", 1024), ("3 GB", 3 * 10**9), ("2TiB", 2**41)])
 def test_sizes(text: str, size: int) -> None:
     assert parse_bytes(text) == size
+
+
+def test_help_shows_sizes_as_they_can_be_given() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert "caches are emptied; 0: do not look (default: 128MiB)" in " ".join(parser.format_help().split())
+    for size in (0, 1000, 1024, 3 * 2**20, 2**30 + 2**20, 2**41):
+        assert parse_bytes(spell_bytes(size)) == size
 
 
 @pytest.mark.parametrize(
@@ -127,6 +135,7 @@ def test_sizes(text: str, size: int) -> None:
         ([], {"FIRSTLIGHT_PROT": "1"}, "FIRSTLIGHT_PROT"),
         ([], {"FIRSTLIGHT_KERNELS": "magic"}, "FIRSTLIGHT_KERNELS"),
         (["--memory-budget", "lots"], {}, "--memory-budget"),
+        (["--max-model-len", "1"], {}, "max_model_len must be at least 2, a token of the prompt"),
         (["--memory-budget", "9" * 400], {}, "--memory-budget"),
         (["--max-body-bytes", "9" * 20], {}, "--max-body-bytes"),
         (["--max-queued-tokens", "9" * 400], {}, "--max-queued-tokens"),

@@ -44,9 +44,9 @@ class SafetensorsEntry:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-def damaged(name: str, problem: str) -> CheckpointError:
+def damaged(path: Path, problem: str) -> CheckpointError:
     """The error of a file that cannot be read as it should."""
-    return CheckpointError(f"{name}: truncated or damaged: {problem}; {AGAIN}")
+    return CheckpointError(f"{path}: truncated or damaged: {problem}; {AGAIN}")
 
 
 def read_header(path: Path) -> dict[str, SafetensorsEntry]:
@@ -56,39 +56,39 @@ def read_header(path: Path) -> dict[str, SafetensorsEntry]:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(MAX_HEADER, size - 8):
-                raise damaged(path.name, f"a header of {length} bytes in a file of {size}")
+                raise damaged(path, f"a header of {length} bytes in a file of {size}")
             text = file.read(length)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise damaged(path.name, f"its header is not JSON: {error}") from None
+        raise damaged(path, f"its header is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise damaged(path.name, "its header is no JSON object")
+        raise damaged(path, "its header is no JSON object")
     found.pop("__metadata__", None)
-    return _checked(path.name, {key: _entry(path.name, key, value, 8 + length) for key, value in found.items()}, size)
+    return _checked(path, {key: _entry(path, key, value, 8 + length) for key, value in found.items()}, size)
 
 
-def _entry(name: str, key: str, value: object, start: int) -> SafetensorsEntry:
+def _entry(path: Path, key: str, value: object, start: int) -> SafetensorsEntry:
     match value:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if all(
             type(count) is int and count >= 0 for count in shape
         ):
             if dtype not in ITEM_BYTES:
                 known = ", ".join(ITEM_BYTES)
-                raise CheckpointError(f"{name}: {key} is stored as {dtype}, which is not supported; known are {known}")
+                raise CheckpointError(f"{path}: {key} is stored as {dtype}, which is not supported; known are {known}")
             entry = SafetensorsEntry(dtype, tuple(shape), start + begin)
             if begin >= 0 and end - begin == entry.num_bytes:
                 return entry
-    raise damaged(name, f"the entry of {key} in its header is wrong")
+    raise damaged(path, f"the entry of {key} in its header is wrong")
 
 
-def _checked(name: str, entries: dict[str, SafetensorsEntry], size: int) -> dict[str, SafetensorsEntry]:
+def _checked(path: Path, entries: dict[str, SafetensorsEntry], size: int) -> dict[str, SafetensorsEntry]:
     """The same, if they fill the file to its end."""
     end = max((entry.offset + entry.num_bytes for entry in entries.values()), default=size)
     if end != size:
-        raise damaged(name, f"its tensors end at byte {end} and the file at {size}")
+        raise damaged(path, f"its tensors end at byte {end} and the file at {size}")
     return entries
 
 
@@ -101,8 +101,8 @@ def shard_files(folder: Path) -> tuple[list[str], Mapping[str, str] | None]:
         raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}; other weight formats are not supported")
     found = read_json(folder / INDEX).get("weight_map")
     if not isinstance(found, dict) or not found:
-        raise CheckpointError(f"{INDEX}: weight_map is missing or empty")
+        raise CheckpointError(f"{folder / INDEX}: weight_map is missing or empty")
     for name in found.values():
         if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{INDEX}: {name!r} is not the name of a file beside it")
+            raise CheckpointError(f"{folder / INDEX}: {name!r} is not the name of a file beside it")
     return sorted(set(found.values())), found

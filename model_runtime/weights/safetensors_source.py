@@ -83,7 +83,7 @@ class Shard:
             except OSError as error:
                 raise CheckpointError(f"cannot read {self.path}: {error.strerror}; {AGAIN}") from None
             if not count:
-                raise damaged(self.path.name, f"it ends at byte {place}, while it is read")
+                raise damaged(self.path, f"it ends at byte {place}, while it is read")
             memory, place = memory[count:], place + count
 
 
@@ -141,10 +141,10 @@ def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
     for name in names:
         for key, tensor in read_tensors(folder / name).items():
             if weight_map is not None and weight_map.get(key) != name:
-                raise CheckpointError(f"{name} holds {key}, which {INDEX} does not place there")
+                raise CheckpointError(f"{folder / name} holds {key}, which {INDEX} does not place there")
             found[key] = tensor
     if lost := sorted((weight_map or {}).keys() - found.keys()):
         assert weight_map is not None, "without an index nothing is lost"
         where = ", ".join(f"{key} ({weight_map[key]})" for key in lost[:8])
-        raise CheckpointError(f"{INDEX} lists tensors that their files do not hold: {where}; {AGAIN}")
+        raise CheckpointError(f"{folder / INDEX} lists tensors that their files do not hold: {where}; {AGAIN}")
     return found

@@ -119,8 +119,8 @@ def _parsed(text: str, flag: str, parse: Callable[[str], Value]) -> Value:
 def _asked(arguments: argparse.Namespace, max_position: int) -> "Asked":
     from server.plan.candidates import PRECISIONS, Asked
 
-    if not 0 <= arguments.context <= max_position:
-        raise OptionError(f"--context must be from 1 to the {max_position} positions of the model")
+    if arguments.context and not 2 <= arguments.context <= max_position:
+        raise OptionError(f"--context must be from 2 to the {max_position} positions of the model")
     if arguments.concurrency < 1:
         raise OptionError("--concurrency must be at least 1")
     usual = RuntimeConfig()

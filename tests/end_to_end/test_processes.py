@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -27,10 +28,13 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
 
+OPTIONS = ("--stall-timeout", "2", "--max-model-len", "4096")
+
+
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """A server that the test may kill."""
-    with run_server("--stall-timeout", "2", "--max-model-len", "4096") as running:
+    """A server that the test may kill. What it writes is not for `capfd`, which sees the test's own children."""
+    with run_server(*OPTIONS) as running:
         yield running
 
 
@@ -145,27 +149,34 @@ def test_sigkill_of_everybody_at_once_leaves_what_the_next_start_removes(own_ser
     assert not folder.exists()
 
 
-def test_sigterm_drains(own_server: Server) -> None:
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [a-z_.]+: ")
+
+
+def test_sigterm_drains(capfd: pytest.CaptureFixture[str]) -> None:
     """Whatever was accepted is finished, also by another engine. The one that has it is stopped, lest all is over
-    before this program has looked."""
-    body = {"model": own_server.model, "prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
-    children = own_server.children()
-    with own_server.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
-        events = sse_events(response.iter_lines())
-        next(events)
-        for process in (*children.values(), own_server.process):  # as service managers do
-            process.send_signal(signal.SIGTERM)
-        children["engine"].suspend()
-        own_server.wait_for(lambda: not own_server.is_ready(), 20, "unreadiness")
-        refused = client.post("/v1/completions", json=body)
-        assert refused.status_code == 503
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may have been silent for too long
-            children["engine"].kill()
-        rest = list(events)
-    assert rest[-1] == {"done": True}
-    finishes = [choice["finish_reason"] for event in rest[:-1] for choice in event["choices"]]  # type: ignore[attr-defined]
-    assert finishes[-1] == "length"
-    assert own_server.process.wait(30) == 0
+    before this program has looked. Every line of the log, of whichever process, has its time."""
+    with run_server(*OPTIONS) as own_server:
+        body = {"model": own_server.model, "prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
+        children = own_server.children()
+        with own_server.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
+            events = sse_events(response.iter_lines())
+            next(events)
+            for process in (*children.values(), own_server.process):  # as service managers do
+                process.send_signal(signal.SIGTERM)
+            children["engine"].suspend()
+            own_server.wait_for(lambda: not own_server.is_ready(), 20, "unreadiness")
+            refused = client.post("/v1/completions", json=body)
+            assert refused.status_code == 503
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may have been silent for too long
+                children["engine"].kill()
+            rest = list(events)
+        assert rest[-1] == {"done": True}
+        finishes = [choice["finish_reason"] for event in rest[:-1] for choice in event["choices"]]  # type: ignore[attr-defined]
+        assert finishes[-1] == "length"
+        assert own_server.process.wait(30) == 0
+        log = capfd.readouterr().err.splitlines()
+        assert any("server.supervisor: draining" in line for line in log)
+        assert [line for line in log if LOG_LINE.match(line) is None] == []
 
 
 def test_the_time_to_drain_is_limited() -> None:
@@ -184,29 +195,32 @@ def test_the_time_to_drain_is_limited() -> None:
     assert events[-1] == {"done": True}
 
 
-def test_second_sigterm_hastens(own_server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+def test_second_sigterm_hastens(capfd: pytest.CaptureFixture[str]) -> None:
     """Streams end with an error, and who has not sent all of a request is answered too."""
-    half = socket.create_connection(("127.0.0.1", own_server.http.base_url.port or 0))
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
-    half.sendall(head + b"{")
-    events: list[dict[str, object]] = []
-    started = threading.Event()
-    reader = threading.Thread(target=_read_stream, args=(own_server, events, started))
-    reader.start()
-    assert started.wait(30)
-    own_server.process.send_signal(signal.SIGTERM)
-    own_server.wait_for(lambda: not own_server.is_ready(), 20, "unreadiness")
-    begin = time.monotonic()
-    own_server.process.send_signal(signal.SIGTERM)
-    assert own_server.process.wait(30) == 130
-    assert time.monotonic() - begin < 20, "not the 30 s that streams have after the first one"
-    assert half.recv(100).startswith(b"HTTP/1.1 503 ")
-    half.close()
-    assert "Traceback" not in capfd.readouterr().err
-    reader.join(30)
-    assert not reader.is_alive()
-    assert set(events[-2]) == {"error"}
-    assert events[-1] == {"done": True}
+    with run_server(*OPTIONS) as own_server:
+        half = socket.create_connection(("127.0.0.1", own_server.http.base_url.port or 0))
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+        )
+        half.sendall(head + b"{")
+        events: list[dict[str, object]] = []
+        started = threading.Event()
+        reader = threading.Thread(target=_read_stream, args=(own_server, events, started))
+        reader.start()
+        assert started.wait(30)
+        own_server.process.send_signal(signal.SIGTERM)
+        own_server.wait_for(lambda: not own_server.is_ready(), 20, "unreadiness")
+        begin = time.monotonic()
+        own_server.process.send_signal(signal.SIGTERM)
+        assert own_server.process.wait(30) == 130
+        assert time.monotonic() - begin < 20, "not the 30 s that streams have after the first one"
+        assert half.recv(100).startswith(b"HTTP/1.1 503 ")
+        half.close()
+        assert "Traceback" not in capfd.readouterr().err
+        reader.join(30)
+        assert not reader.is_alive()
+        assert set(events[-2]) == {"error"}
+        assert events[-1] == {"done": True}
 
 
 def test_an_engine_that_cannot_come_back_ends_the_server(own_server: Server) -> None:

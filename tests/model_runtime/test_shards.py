@@ -126,17 +126,17 @@ def wrong_entry(folder: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated": (
         truncated,
-        rf"{SEVENTH}: truncated or damaged: its tensors end at byte .*; copy or download .* again",
+        rf"^/.*/{SEVENTH}: truncated or damaged: its tensors end at byte .*; copy or download .* again",
     ),
-    "header": (bad_header, rf"{SEVENTH}: truncated or damaged: its header is not JSON: .*; copy or download"),
-    "entry": (wrong_entry, rf"{SEVENTH}: truncated or damaged: the entry of model\..* is wrong; copy or download"),
+    "header": (bad_header, rf"^/.*/{SEVENTH}: truncated or damaged: its header is not JSON: .*; copy or download"),
+    "entry": (wrong_entry, rf"^/.*/{SEVENTH}: truncated or damaged: the entry of model\..* is wrong; copy or download"),
     "lost": (
         lambda folder: (folder / SEVENTH).unlink(),
         rf"cannot read .*{SEVENTH}: No such file",
     ),
     "missing": (
         lambda folder: edited_seventh(folder, without_one),
-        rf"lists tensors that their files do not hold: model\..* \({SEVENTH}\); copy or download",
+        rf"^/.* lists tensors that their files do not hold: model\..* \({SEVENTH}\); copy or download",
     ),
     "nan": (
         lambda folder: edited_seventh(folder, with_nan),
@@ -194,7 +194,7 @@ def test_a_shard_that_becomes_shorter_while_it_is_read(copied: Path, monkeypatch
         return preadv(descriptor, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", shortening)
-    assert_refused(copied, rf"{SEVENTH}: truncated or damaged: it ends at byte \d+, while it is read; copy")
+    assert_refused(copied, rf"^/.*/{SEVENTH}: truncated or damaged: it ends at byte \d+, while it is read; copy")
 
 
 def test_serve_ends_and_leaves_nothing(tmp_path: Path) -> None:

@@ -33,9 +33,12 @@ BAND_PIXELS = 1 << 18
 
 
 class ImageShapeError(ImageError):
-    """The image is too narrow or too long for the model's recipe; the message gives its size."""
+    """The image is too narrow or too long for the model's recipe; the message gives its size, and what helps."""
 
     kind = "image_shape"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; send it in pieces, or with a margin along its long sides")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
