@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
             report.check_available()
         found = conditions(settings)
         runner = Runner(settings)
-        progress = ShownProgress(Console(stderr=True))
+        progress = ShownProgress(Console(stderr=True, emoji=False))
         subjects = [_prepare(runner, settings, index, progress) for index in range(len(settings.servers))]
     except LoadTestError as error:
         print(f"firstlight: {error}", file=sys.stderr)
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     results: list[LevelResult] = []
     is_whole = _measure(runner, settings, subjects, progress, results)
     if results:
-        print_results(Console(), results)
+        print_results(Console(emoji=False), results)
         try:
             if settings.output is not None:
                 results_file.write(settings.output, results_file.document(found, subjects, results))

@@ -61,7 +61,8 @@ def _model_type(name: object, key: str, composites: Json) -> str:
         return name
     elsewhere = other_contracts(name) if isinstance(name, str) else ""
     raise CheckpointError(
-        f"config.json: {key} {name!r} is not supported; supported are {', '.join(sorted(known))}{elsewhere}"
+        f"config.json: {key} {name!r} is not supported; supported are {', '.join(sorted(known))}"
+        f"{elsewhere or '; docs/new-model.md says how a package brings another'}"
     )
 
 

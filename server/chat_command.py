@@ -55,12 +55,13 @@ class Conversation:
         if name == "/reset" or (name == "/system" and rest):
             self._system = rest or self._system
             self._messages.clear()
-            self._note("the system message is set; " * bool(rest) + "the conversation begins anew")
+            self.note("the system message is set; " * bool(rest) + "the conversation begins anew")
         else:
-            self._note(HELP if name == "/help" else f"{name} is no command here, or needs a text: {HELP}")
+            self.note(HELP if name == "/help" else f"{name} is no command here, or needs a text: {HELP}")
         return True
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """A line that is no answer."""
         self._console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def ask(self, text: str) -> None:
@@ -136,7 +137,7 @@ def _server(arguments: argparse.Namespace, console: Console) -> Iterator[str]:
         yield DEFAULT_URL
         return
     model = arguments.model or "embedded"
-    console.print(f"starting a server with {model} ...", style="dim", highlight=False)
+    console.print(f"starting a server with {model} ...", style="dim", highlight=False, markup=False)
     try:
         with started_server(model, "--log-level", "error") as started:
             yield started.url
@@ -154,7 +155,7 @@ def _read(console: Console) -> str | None:
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the user leaves; the exit code."""
     leave_by_exception()
-    console = Console()
+    console = Console(emoji=False)
     headers = {"Authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     with (
         _server(arguments, console) as url,
@@ -164,7 +165,7 @@ def run(arguments: argparse.Namespace) -> int:
             conversation = Conversation(client, console, arguments)
         except (ServerRefused, httpx.HTTPError) as error:
             raise OptionError(f"the server at {url} refused: {error}") from None
-        console.print(f"{conversation.model} at {url}\n{HELP}", style="dim", highlight=False, soft_wrap=True)
+        conversation.note(f"{conversation.model} at {url}\n{HELP}")
         while (line := _read(console)) is not None:
             if line.startswith("/"):
                 if not conversation.command(line):

@@ -193,7 +193,7 @@ def run(arguments: argparse.Namespace) -> int:
         for finding in findings:
             advice = f"\n→ {finding.advice}" if finding.advice else ""
             table.add_row(finding.subject, MARKS[finding.state], escape(finding.detail + advice))
-        Console().print(table, highlight=False)
+        Console(emoji=False).print(table, highlight=False)
     return int(any(finding.state == "failed" for finding in findings))
 
 

@@ -149,7 +149,7 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
 @contextmanager
 def _shown() -> Iterator[Told]:
     """A progress bar on standard error where that is a terminal."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=1.0)

@@ -10,6 +10,7 @@ import time
 import msgspec
 import setproctitle
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from model_runtime.config import RuntimeInfo
@@ -68,8 +69,8 @@ class StartDisplay:
         kv_tokens = info.num_blocks * info.block_size
         states = f"states {gib(info.state_bytes)}, " if info.has_states else ""
         self._console.print(
-            f"[bold]{self._model_name}[/bold] is ready on [bold]{self._url}[/bold] after {seconds:.1f} s\n"
-            f"  {self._engines}{info.description}\n"
+            f"[bold]{escape(self._model_name)}[/bold] is ready on [bold]{self._url}[/bold] after {seconds:.1f} s\n"
+            f"  {self._engines}{escape(info.description)}\n"
             f"  context {info.max_model_len} tokens, KV cache {kv_tokens} tokens ({gib(info.kv_bytes)}), {states}"
             f"weights {gib(info.weight_bytes)}\n\nTry it:\n",
             highlight=False,
@@ -97,12 +98,14 @@ def run(arguments: argparse.Namespace) -> int:
     config = resolve(arguments, torchrun_variables(os.environ) | dict(os.environ))
     logging.basicConfig(level=config.process.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr, force=True)
     name = config.gateway.model_names(resolve_model(config.model).name)[0]
-    console = Console()
+    console = Console(emoji=False)
     if config.runtime.node_rank > 0:
-        console.print(f"firstlight: ranks of machine {config.runtime.node_rank} for {name}", highlight=False)
+        console.print(
+            f"firstlight: ranks of machine {config.runtime.node_rank} for {name}", highlight=False, markup=False
+        )
         setproctitle.setproctitle("firstlight: node")
         return Node(config).run()
-    console.print(f"firstlight: starting {name}", highlight=False)
+    console.print(f"firstlight: starting {name}", highlight=False, markup=False)
     display = StartDisplay(console, name, bool(config.gateway.api_key), config.process.data_parallel_size)
     try:
         return supervisor.serve(config, display.on_message)

@@ -114,7 +114,9 @@ def test_survives_the_way_to_a_child() -> None:
     assert from_json(to_json(config)) == config
 
 
-@pytest.mark.parametrize(("text", "size"), [("0", 0), ("512", 512), ("2k", 2000), ("1KiB", 1024), ("3 GB", 3 * 10**9), ("2TiB", 2**41)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("0", 0), ("512", 512), ("2k", 2000), ("1KiB", 1024), ("3 GB", 3 * 10**9), ("2TiB", 2**41)]
+)
 def test_sizes(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 

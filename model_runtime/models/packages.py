@@ -9,10 +9,10 @@ not import torch.
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar, TypeVarTuple
+from typing import Literal, TypeVar, TypeVarTuple, get_args, get_origin, get_type_hints
 
 from model_runtime.models.families import FAMILIES
-from model_runtime.models.family import Family
+from model_runtime.models.family import ExpertKeys, Family
 from model_runtime.weights.errors import CheckpointError
 
 GROUP, CONTRACT = "firstlight.families", 1
@@ -63,6 +63,9 @@ def _loaded(entry: EntryPoint) -> Family:
     family = _guarded(package, f"could not load {entry.value}", entry.load)()
     if not isinstance(family, Family):
         raise CheckpointError(f"{package}: {entry.value} is no Family but {type(family).__name__}")
+    _check_words(package, family)
+    if family.experts is not None:
+        _check_words(package, family.experts)
     own = family.own_feed_forward
     if own is not None:
         own = replace(
@@ -78,6 +81,15 @@ def _loaded(entry: EntryPoint) -> Family:
         spelling=_guarded(package, "spelling failed", family.spelling) if family.spelling else None,
         own_feed_forward=own,
     )
+
+
+def _check_words(package: str, described: Family | ExpertKeys) -> None:
+    """Raises CheckpointError for a word that no field of its kind can be; it would be passed over in silence."""
+    for name, kind in get_type_hints(type(described)).items():
+        words = [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
+        value = getattr(described, name)
+        if words and isinstance(value, str) and value not in words:
+            raise CheckpointError(f"{package}: {name} {value!r} is not one of {', '.join(words)}")
 
 
 def _guarded(package: str, what: str, function: Callable[[*Arguments], Result]) -> Callable[[*Arguments], Result]:

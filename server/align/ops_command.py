@@ -67,9 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show(title: str, found: "Sequence[Measured]", most: "Limits") -> None:
     """A table, and what falls back."""
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
+        console = Console(emoji=False, highlight=False, width=WIDTH)
     console.print(title, markup=False)
     console.print(
         f"measured on this device: {most.read_bytes / 1e9:.1f} GB/s from memory, {most.flops / 1e9:.0f} Gflop/s in "

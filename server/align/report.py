@@ -81,9 +81,9 @@ def _row(place: "PlaceReport") -> tuple[str, ...]:
 
 def show(found: "Alignment", title: str, computes: str) -> None:
     """In the terminal: of each kind of operation the worst place."""
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
+        console = Console(emoji=False, highlight=False, width=WIDTH)
     console.print(f"{title}, product with {computes}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("kind", "worst place", *HEAD[2:]):

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings, config = settings_of(arguments, os.environ)
     model = resolve_model(config.model)
     folder = settings.folder or DEFAULT_FOLDER / model.name
-    shown = Shown(Console(stderr=True))
+    shown = Shown(Console(stderr=True, emoji=False))
     try:
         log = _held_log(folder)
     except OSError as error:

@@ -114,6 +114,20 @@ def test_package_that_breaks_is_named_and_stops_no_other_model(packages: Package
             r"finish failed: KeyError: 'nothing'",
         ),
         (
+            "from model_runtime.family_package import Family\nFAMILY = Family(norm_places='arround')",
+            r"package firstlight-broken 0\.1\.0: norm_places 'arround' is not one of before, after, around, parallel",
+        ),
+        (
+            "from model_runtime.family_package import ExpertKeys, Family\n"
+            "FAMILY = Family(stacked_experts='halfs', experts=ExpertKeys(router='softmax'))",
+            r"stacked_experts 'halfs' is not one of alternating, halves",
+        ),
+        (
+            "from model_runtime.family_package import ExpertKeys, Family\n"
+            "FAMILY = Family(experts=ExpertKeys(router='softmaxx'))",
+            r"router 'softmaxx' is not one of sigmoid, softmax",
+        ),
+        (
             "from model_runtime.family_package import Family, fail\n"
             "FAMILY = Family(finish=lambda read, config: fail('hidden_size', 32, 'something else'))",
             r"config\.json: hidden_size must be something else, not 32",
@@ -124,7 +138,7 @@ def test_package_that_breaks_is_named_and_stops_no_other_model(packages: Package
             r"head_dim 3 is odd",
         ),
     ],
-    ids=["no family", "error", "refusal", "contradiction"],
+    ids=["no family", "error", "word", "word or none", "word of experts", "refusal", "contradiction"],
 )
 def test_package_whose_family_is_wrong(packages: Packages, text: str, message: str) -> None:
     packages.module("broken", text)
@@ -158,7 +172,7 @@ def test_package_for_another_version(packages: Packages) -> None:
 
 def test_unknown_model_type_lists_packages_too(arcee: Packages) -> None:
     assert "arcee" in known_families()
-    with pytest.raises(CheckpointError, match=r"'nothing' is not supported; supported are arcee, cohere"):
+    with pytest.raises(CheckpointError, match=r"'nothing' is not supported; supported are arcee, cohere.*; docs/new-"):
         read_hf_config({**LLAMA, "model_type": "nothing"}, None)
 
 
