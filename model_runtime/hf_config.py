@@ -137,7 +137,7 @@ def _max_position(config: Json, rope: RopeConfig) -> int:
 
 
 def _check_supported(config: Json, family: Family) -> None:
-    if config["hidden_act"] != family.hidden_act:
+    if not family.is_gemma and config["hidden_act"] != family.hidden_act:
         fail("hidden_act", config["hidden_act"], repr(family.hidden_act))
     if not flag(config, "is_causal"):
         fail("is_causal", False, "true: attention in both directions is not supported")

@@ -54,7 +54,7 @@ class Family:
     output_bias: bool | str = False
     mlp_bias: bool | str = False
     hidden_act: str = "silu"
-    """What the key of that name must say."""
+    """What the key of that name must say; of a Gemma it says nothing."""
     qk_norm: QKNorm = "none"
     qk_norm_key: str = ""
     """A config key that must be true for it."""

@@ -176,6 +176,11 @@ def test_windows() -> None:
     assert windows(unrotated | mixed | {"use_sliding_window": False}) == (8, 0, 8)
 
 
+def test_published_gemma_2_has_two_keys_of_its_activation() -> None:
+    one = {"model_type": "gemma2", **SMALL, "hidden_activation": "gelu_pytorch_tanh"}
+    assert read_hf_config(one | {"hidden_act": "gelu_pytorch_tanh"}, None) == read_hf_config(one, None)
+
+
 def test_end_tokens() -> None:
     def ends(config: object, generation: dict[str, object] | None) -> tuple[int, ...]:
         return read_hf_config(LLAMA | {"eos_token_id": config}, generation).eos_token_ids
