@@ -54,7 +54,7 @@ class GatewayConfig:
         default=30.0,
         metadata={
             "help": "seconds in which a request's headers, and then its body, must arrive; slower ones get 408; and "
-            "for which a client may take nothing of its answer: then its connection is reset"
+            "for which a client may take next to nothing of its answer: then its connection is reset"
         },
     )
     max_sequences_per_request: int = field(

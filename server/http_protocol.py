@@ -40,7 +40,7 @@ def bounded_protocol(max_head_bytes: int, patience: float) -> type[HttpToolsProt
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. A head that is too large gets 431; one that does not arrive in time 408, an unused connection is
-    closed without a word, and so is one whose client reads nothing of its answer for so long."""
+    closed without a word, and so is one whose client reads next to nothing of its answer for so long."""
 
     limit: int
     timeout: float

@@ -1,4 +1,5 @@
-"""A client that does not read: its connection ends when it has taken nothing of what was written for it for some time.
+"""A client that does not read: its connection ends when it has taken next to nothing of what was written for it for
+some time.
 
 One `ReadWatch` for each connection, kept by `server/http_protocol.py`; API process. Who waits to write to the client,
 and what the engine computes for it, then end as if the client had closed the connection.
@@ -16,19 +17,23 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 LOOKS = 4
-"""In a row without progress, a part of the timeout apart: a process that stood still has looked once, however long."""
+"""In a row without progress to speak of, a part of the timeout apart: a process that stood still has looked once, however long."""
+LEAST_RATE = 240
+"""Bytes a second, in one look of these at least, or a client that reads a byte now and then would stay for ever. The
+slowest mobile networks are ten times as fast."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: closing drops what the system holds for the client too, instead of offering it for minutes more."""
 
 
 class ReadWatch:
-    """Looks whether the client takes something, from when the connection is made until `stop`."""
+    """Looks whether the client takes what waits for it, from when the connection is made until `stop`."""
 
     def __init__(self, transport: asyncio.Transport, timeout: float, may_grow: Callable[[], bool]) -> None:
         """`timeout` in seconds; `may_grow` says whether more can be written at this moment, so that bytes left unsent
         say nothing of the client."""
         self._transport, self._timeout, self._may_grow = transport, timeout, may_grow
         self._loop = asyncio.get_running_loop()
+        self._least = LEAST_RATE * timeout / LOOKS
         self._unsent = self._idle_looks = 0
         self._timer = self._loop.call_later(timeout / LOOKS, self._look)
 
@@ -42,13 +47,15 @@ class ReadWatch:
 
     def _look(self) -> None:
         unsent = unsent_bytes(self._transport)
-        is_idle = 0 < self._unsent <= unsent and not self._may_grow()
+        is_idle = unsent > 0 < self._unsent and self._unsent - unsent < self._least and not self._may_grow()
         self._idle_looks = self._idle_looks + 1 if is_idle else 0
         self._unsent = unsent
         if self._idle_looks < LOOKS:
             self._timer = self._loop.call_later(self._timeout / LOOKS, self._look)
             return
-        logger.warning("a client took nothing for %g s; its connection ends, %d bytes unsent", self._timeout, unsent)
+        logger.warning(
+            "a client took next to nothing for %g s; its connection ends, %d bytes unsent", self._timeout, unsent
+        )
         self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self._transport.abort()
 

@@ -65,7 +65,7 @@ def read_to_the_end(connection: socket.socket) -> int:
 
 
 def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "took nothing" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "took next to nothing" in record.getMessage()]
 
 
 def test_a_stream_that_nobody_reads_ends(caplog: pytest.LogCaptureFixture) -> None:
