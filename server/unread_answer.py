@@ -17,7 +17,8 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 LOOKS = 4
-"""In a row without progress to speak of, a part of the timeout apart: a process that stood still has looked once, however long."""
+"""In a row with next to no progress, a part of the timeout apart: a process that stood still has looked once, however
+long."""
 LEAST_RATE = 240
 """Bytes a second, in one look of these at least, or a client that reads a byte now and then would stay for ever. The
 slowest mobile networks are ten times as fast."""

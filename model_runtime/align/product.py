@@ -81,36 +81,32 @@ class Product:
 def load_product(path: Path, runtime: RuntimeConfig, progress: Callable[[float], None]) -> Product:
     """Of one rank. Raises CheckpointError, PlanError."""
     assert runtime.num_ranks == 1, "the product of one of several ranks is asked for"
-    return load_ranks(path, runtime, progress)[0]
+    return load_ranks(open_product(path, runtime), progress)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What the options come to, for a checkpoint."""
+class OpenedProduct:
+    """A checkpoint of which no tensor is read yet, and what the options come to for it."""
 
     opened: Opened
+    runtime: RuntimeConfig
     device: torch.device
     ops: Ops
     positions: int
 
 
-def check_ranks(path: Path, runtime: RuntimeConfig) -> None:
-    """What `load_ranks` would refuse before it reads any tensor. Raises CheckpointError, PlanError."""
-    _asked(path, runtime)
-
-
-def load_ranks(path: Path, runtime: RuntimeConfig, progress: Callable[[float], None]) -> list[Product]:
+def load_ranks(product: OpenedProduct, progress: Callable[[float], None]) -> list[Product]:
     """Of each rank that shares the layers. Raises CheckpointError, PlanError."""
-    asked, size = _asked(path, runtime), runtime.tensor_parallel_size
+    runtime, size = product.runtime, product.runtime.tensor_parallel_size
     set_threads(max(1, (runtime.threads or host.usable_cores()) // size))
     if size == 1:
-        offload = offload_alone(asked.opened, runtime, asked.ops)
-        return [_loaded(asked, runtime, Alone(), progress, offload)]
+        return [_loaded(product, Alone(), progress, offload_alone(product.opened, runtime, product.ops))]
     ranks = _ranks(size, runtime.collective_timeout)
-    return [_loaded(asked, runtime, rank, progress) for rank in ranks]
+    return [_loaded(product, rank, progress) for rank in ranks]
 
 
-def _asked(path: Path, runtime: RuntimeConfig) -> _Asked:
+def open_product(path: Path, runtime: RuntimeConfig) -> OpenedProduct:
+    """Raises CheckpointError, PlanError for what can be refused before any tensor is read."""
     device, size = choose_device(runtime.device), runtime.tensor_parallel_size
     opened = open_checkpoint(path, runtime.image_folder)
     if problem := refused_ranks(runtime.num_ranks, device.type):
@@ -123,7 +119,7 @@ def _asked(path: Path, runtime: RuntimeConfig) -> _Asked:
     ops = load_ops(device, runtime.kernels)
     if size > 1 and not is_compiled(ops):
         raise PlanError("align with several ranks needs the compiled kernels, through whose memory they speak")
-    return _Asked(opened=opened, device=device, ops=ops, positions=positions)
+    return OpenedProduct(opened=opened, runtime=runtime, device=device, ops=ops, positions=positions)
 
 
 def _positions(config: ModelConfig, runtime: RuntimeConfig, size: int) -> int:
@@ -152,16 +148,19 @@ def _ranks(size: int, timeout_seconds: float) -> list[Collectives]:
 
 
 def _loaded(
-    asked: _Asked,
-    runtime: RuntimeConfig,
-    rank: Collectives,
-    progress: Callable[[float], None],
-    offload: Offload | None = None,
+    product: OpenedProduct, rank: Collectives, progress: Callable[[float], None], offload: Offload | None = None
 ) -> Product:
-    opened, ops, device, precision = asked.opened, asked.ops, asked.device, Precision.of(runtime)
-    whole, positions = runtime.enable_expert_parallel, asked.positions
+    runtime, ops, device, precision = product.runtime, product.ops, product.device, Precision.of(product.runtime)
     model = load_model(
-        opened, ops, device, progress, positions, precision, collectives=rank, whole_experts=whole, offload=offload
+        product.opened,
+        ops,
+        device,
+        progress,
+        product.positions,
+        precision,
+        collectives=rank,
+        whole_experts=runtime.enable_expert_parallel,
+        offload=offload,
     )
     check_rows(precision, model.decoder.parameters.row_bits)
     return Product(

@@ -4,7 +4,6 @@ Called by `server/align/command.py`.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -15,16 +14,15 @@ from model_runtime.align.transformers_model import load_filled, load_transformer
 from model_runtime.align.transformers_reference import run_transformers
 from model_runtime.config import RuntimeConfig
 from model_runtime.memory import model_length
-from model_runtime.opening import open_checkpoint
+from model_runtime.opening import Opened
 from model_runtime.weights.errors import CheckpointError
 
 
-def reference_of(path: Path, dtype: DtypeName, runtime: RuntimeConfig, text: Sequence[int]) -> Reference:
+def reference_of(opened: Opened, dtype: DtypeName, runtime: RuntimeConfig, text: Sequence[int]) -> Reference:
     """Of a checkpoint, for prompts that fit it, from the beginning of `text` as far as there is any. What the product
     holds as integers is compared with the floats that these mean, and beside it are the logits of the checkpoint's own
     floats, if it has them. Raises CheckpointError, PlanError."""
-    opened = open_checkpoint(path, runtime.image_folder)
-    config, quantization = opened.config, runtime.quantization
+    path, config, quantization = opened.path, opened.config, runtime.quantization
     lengths = lengths_for((*config.sliding_windows, *config.attention_chunks), model_length(config, runtime))
     picture = None if opened.side is None else make_picture(opened.side, opened.side.tower.family)
     tower = None if opened.side is None else opened.side.tower

@@ -22,6 +22,7 @@ from server.quality_command import TEXT
 
 if TYPE_CHECKING:
     from model_runtime.align.reference import Reference
+    from model_runtime.opening import Opened
 
 EXIT_DIVERGES = 1
 TRANSFORMERS = "transformers"
@@ -53,19 +54,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare and print; EXIT_DIVERGES where the two differ by more than rounding. Raises OptionError, ModelNotFound,
     EmbeddedModelMissing and CheckpointError."""
     from model_runtime.align.compare import align
-    from model_runtime.align.product import check_ranks, load_ranks
+    from model_runtime.align.product import load_ranks, open_product
     from model_runtime.memory import PlanError
+    from model_runtime.opening import open_checkpoint
 
     config = resolve(arguments, os.environ)
     _check(arguments)
     model = resolve_model(config.model)
     try:
-        if arguments.dump is None:
-            check_ranks(model.path, config.runtime)  # the reference may take minutes
-        reference = _reference(model.path, arguments, config.runtime)
         if arguments.dump is not None:
-            return _dump(reference, arguments.dump)
-        ranks = load_ranks(model.path, config.runtime, lambda fraction: None)
+            opened = open_checkpoint(model.path, config.runtime.image_folder)
+            return _dump(_reference(opened, arguments, config.runtime), arguments.dump)
+        checked = open_product(model.path, config.runtime)  # the reference may take minutes
+        reference = _reference(checked.opened, arguments, config.runtime)
+        ranks = load_ranks(checked, lambda fraction: None)
     except PlanError as error:
         raise OptionError(str(error)) from None
     found = align(ranks, reference)
@@ -88,13 +90,13 @@ def _check(arguments: argparse.Namespace) -> None:
     check_folders((arguments.dump, arguments.json, arguments.html))
 
 
-def _reference(model: Path, arguments: argparse.Namespace, runtime: RuntimeConfig) -> "Reference":
+def _reference(opened: "Opened", arguments: argparse.Namespace, runtime: RuntimeConfig) -> "Reference":
     """Raises CheckpointError, PlanError."""
     from model_runtime.align.reference import load_reference
     from model_runtime.align.references import reference_of
 
     if arguments.reference == TRANSFORMERS:
-        return reference_of(model, arguments.dtype or "float32", runtime, _text(model))
+        return reference_of(opened, arguments.dtype or "float32", runtime, _text(opened.path))
     return load_reference(Path(arguments.reference))
 
 

@@ -9,7 +9,7 @@ import torch
 
 import model_runtime.opening
 from model_runtime.align.compare import Alignment, align
-from model_runtime.align.product import Product, load_ranks
+from model_runtime.align.product import Product, load_ranks, open_product
 from model_runtime.align.prompts import lengths_for, seeded_prompts
 from model_runtime.align.reference import Reference
 from model_runtime.align.transformers_reference import run_transformers
@@ -32,11 +32,11 @@ class Aligned:
         """With another architecture than the files say."""
         runtime = runtime or RuntimeConfig(prepare_weights=False, threads=1)
         if flip is None:
-            return load_ranks(self.folder, runtime, lambda fraction: None)
+            return load_ranks(open_product(self.folder, runtime), lambda fraction: None)
         read = model_runtime.opening.read_hf_config
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(model_runtime.opening, "read_hf_config", lambda *files: flip(read(*files)))
-            return load_ranks(self.folder, runtime, lambda fraction: None)
+            return load_ranks(open_product(self.folder, runtime), lambda fraction: None)
 
     def compared(self, flip: Flip | None = None, broken: Break | None = None, ranks: int = 1) -> Alignment:
         """The product, flipped or broken, against the reference."""

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_runtime.weights import safetensors_source
+from model_runtime.weights.safetensors_file import SafetensorsEntry, read_header
 from server import cli
 from tests.checkpoints import make_checkpoint
 from tests.family_cases import make_random_model
@@ -47,6 +49,19 @@ def test_aligned_with_transformers(folder: Path, tmp_path: Path, capsys: pytest.
     # 2 places of the stream, 3 inputs, 2 norms, 7 linear layers, 2 norms of heads, 2 rotations, attention, activation
     assert len([place for place in found["places"] if place["layer"] == 1]) >= 19
     assert page.read_text().count("<svg") >= 2 and "layers.2.self_attn.k_rope.out" in page.read_text()
+
+
+def test_each_file_is_opened_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a checkpoint of hundreds of files that takes a while."""
+    opened: list[str] = []
+
+    def counted(path: Path) -> dict[str, SafetensorsEntry]:
+        opened.append(path.name)
+        return read_header(path)
+
+    monkeypatch.setattr(safetensors_source, "read_header", counted)
+    assert run(str(folder), *CUT) == 0
+    assert opened == ["model.safetensors"]
 
 
 def test_a_file_says_what_is_wrong(

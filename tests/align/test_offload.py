@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMode
 
 def aligned(folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch) -> Alignment:
     monkeypatch.setattr(products, "refused_offload", lambda config, runtime, device_type: "")
-    ranks = products.load_ranks(folder, RUNTIME, lambda fraction: None)
+    ranks = products.load_ranks(products.open_product(folder, RUNTIME), lambda fraction: None)
     staging = ranks[0].decoder.parameters.staging
     assert staging is not None and staging.offload.layers == (0, 1, 2)
     return align(ranks, reference)
@@ -64,8 +64,9 @@ def test_a_matrix_that_is_wrong_is_read_from_the_host(
 def test_a_host_without_room(made: tuple[Path, PreTrainedModel, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "refused_offload", lambda config, runtime, device_type: "")
     monkeypatch.setattr(planning, "available_memory", lambda: 1000)
+    opened = products.open_product(made[0], RUNTIME)
     with pytest.raises(PlanError, match=r"offload_weights leaves \d+ bytes in host memory, where 1000 are free"):
-        products.load_ranks(made[0], RUNTIME, lambda fraction: None)
+        products.load_ranks(opened, lambda fraction: None)
 
 
 def test_single_operations_are_measured_on_the_device(
@@ -79,4 +80,4 @@ def test_single_operations_are_measured_on_the_device(
 
 def test_on_the_cpu_it_is_refused(made: tuple[Path, PreTrainedModel, Reference]) -> None:
     with pytest.raises(PlanError, match="offload_weights is for devices with memory of their own"):
-        products.load_ranks(made[0], RUNTIME, lambda fraction: None)
+        products.open_product(made[0], RUNTIME)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from model_runtime.align import run
 from model_runtime.align.compare import Alignment, align
-from model_runtime.align.product import Product, load_ranks
+from model_runtime.align.product import Product, load_ranks, open_product
 from model_runtime.align.reference import load_reference
 from model_runtime.align.references import reference_of
 from model_runtime.align.tracer import Recorder
 from model_runtime.config import Quantization, RuntimeConfig
+from model_runtime.opening import open_checkpoint
 from tests.align.cases import Aligned
 from tests.apart import write_apart
 from tests.vlm import make_vlm
@@ -31,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Alig
     def made(name: str) -> Aligned:
         folder = tmp_path_factory.mktemp(name)
         make_vlm(folder, name)
-        return Aligned(folder, reference_of(folder, "float32", RuntimeConfig(), ()))
+        return Aligned(folder, reference_of(open_checkpoint(folder), "float32", RuntimeConfig(), ()))
 
     return made
 
@@ -52,8 +53,9 @@ def test_an_image_side_apart(tmp_path: Path, quantization: Quantization) -> None
     text, images = tmp_path / "text", tmp_path / "images"
     write_apart(tmp_path / "whole", text, images)
     runtime = RuntimeConfig(mmproj=str(images), quantization=quantization, prepare_weights=False, threads=1)
-    reference = reference_of(text, "float32", runtime, ())
-    found = align([*load_ranks(text, runtime, lambda fraction: None)], reference)
+    product = open_product(text, runtime)
+    reference = reference_of(product.opened, "float32", runtime, ())
+    found = align(load_ranks(product, lambda fraction: None), reference)
     assert found.passed, found.first
     assert sum(place.place.startswith("vision.") for place in found.places) >= 25
     assert (reference.full_LV is not None) == (quantization == "int8")
