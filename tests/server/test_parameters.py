@@ -2,6 +2,7 @@
 
 import pytest
 
+from server.api.body import MAX_DEPTH
 from tests.server.exchange import chat, complete
 from tests.server.fakes import FakeEngine, make_app
 
@@ -91,8 +92,8 @@ def nested(depth: int) -> dict[str, object]:
         ("tools", [{"type": "function", "function": {"name": "f"}}] * 2),
         ("tools", [{"type": "function", "function": {"name": f"f{index}"}} for index in range(129)]),
         ("tools", [{"type": "web_search"}]),
-        ("tools", [{"type": "function", "function": {"name": "f", "parameters": nested(101)}}]),
-        ("chat_template_kwargs", {"a": nested(100)}),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": nested(MAX_DEPTH - 2)}}]),
+        ("chat_template_kwargs", {"a": nested(MAX_DEPTH)}),
         ("tool_choice", "any"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("tool_choice", {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": []}}),
@@ -237,6 +238,8 @@ def test_ignored_parameters_are_named(stream: bool) -> None:
 
 
 def test_nested_json_is_taken_up_to_its_limit() -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": nested(100)}}
-    answer = chat(make_app(FakeEngine(max_model_len=8192)), tools=[tool], chat_template_kwargs={"a": nested(99)})
+    tool = {"type": "function", "function": {"name": "f", "parameters": nested(MAX_DEPTH - 3)}}
+    answer = chat(
+        make_app(FakeEngine(max_model_len=8192)), tools=[tool], chat_template_kwargs={"a": nested(MAX_DEPTH - 1)}
+    )
     assert answer.status == 200
