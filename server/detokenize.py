@@ -85,14 +85,9 @@ class _StopMatcher:
         self.pattern = pattern
         self.matched = 0
         """Length of the longest suffix of the text that is a prefix of the pattern."""
-        self._borders = [0] * len(pattern)
-        """At i: length of the longest proper prefix of pattern[: i + 1] that is also its suffix."""
-        length = 0
-        for index in range(1, len(pattern)):
-            while length and pattern[index] != pattern[length]:
-                length = self._borders[length - 1]
-            length += pattern[index] == pattern[length]
-            self._borders[index] = length
+        self._borders: list[int] = []
+        """At i: length of the longest proper prefix of pattern[: i + 1] that is also its suffix. Known as far as the
+        text has ever matched: of most patterns that is hardly anything, and there may be hundreds of choices."""
 
     def advance(self, character: str) -> bool:
         """Whether the pattern is complete with this character."""
@@ -101,4 +96,12 @@ class _StopMatcher:
         while self.matched and character != self.pattern[self.matched]:
             self.matched = self._borders[self.matched - 1]
         self.matched += character == self.pattern[self.matched]
+        if self.matched > len(self._borders):
+            self._add_border()
         return self.matched == len(self.pattern)
+
+    def _add_border(self) -> None:
+        index, length = len(self._borders), self._borders[-1] if self._borders else 0
+        while length and self.pattern[index] != self.pattern[length]:
+            length = self._borders[length - 1]
+        self._borders.append(length + (index > 0 and self.pattern[index] == self.pattern[length]))

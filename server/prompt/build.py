@@ -32,6 +32,8 @@ DEFAULT_OPTIONS = ChatOptions()
 
 _THREAD_CHARS = 16_384
 """Shorter prompts are built on the event loop: about 10 ms."""
+MAX_BAD_WORDS_CHARS = _THREAD_CHARS // 2
+"""Together; each is encoded twice."""
 
 
 class Renderer(Protocol):
@@ -210,6 +212,8 @@ def stop_token_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
 
 def bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The id sequences of each word as it stands at the beginning of a text and after a space."""
+    if sum(map(len, words)) > MAX_BAD_WORDS_CHARS:
+        raise BadRequest(f"bad_words must not exceed {MAX_BAD_WORDS_CHARS} characters together.", param="bad_words")
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         if not word.strip():

@@ -47,3 +47,10 @@ def test_bad_words_at_the_beginning_and_after_a_space(tokenizer: Tokenizer) -> N
     assert bad_words(tokenizer, ["the", "the"]) == (ids("the"), ids(" the"))
     with pytest.raises(BadRequest, match="white space"):
         bad_words(tokenizer, [" "])
+
+
+def test_bad_words_have_a_bound_together(tokenizer: Tokenizer) -> None:
+    words = ["a" * 1000] * 8
+    assert bad_words(tokenizer, [*words, "b" * 192])
+    with pytest.raises(BadRequest, match="8192 characters"):
+        bad_words(tokenizer, [*words, "b" * 193])
