@@ -3,7 +3,6 @@
 Called by the `hf_*.py` beside it, engine and worker processes; does not import torch.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -26,6 +25,8 @@ LIMITS: Mapping[str, int] = MappingProxyType(
     | dict.fromkeys(("shared_expert_intermediate_size", "intermediate_size_mlp"), MOST_CHANNELS)
     | {"vocab_size": MOST_TOKENS}
 )
+MOST, LARGEST = 2**40, 1e30
+"""The same of any other integer, and of any number: floats hold it, and products of two."""
 
 
 def fail(key: str, value: object, wanted: str) -> NoReturn:
@@ -45,21 +46,18 @@ def integer(config: Json, key: str) -> int:
     value = value_of(config, key)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         fail(key, value, "a positive integer")
-    return limited(key, value)
-
-
-def limited(key: str, value: int) -> int:
-    """The same number. Raises CheckpointError for more than any model has."""
-    if value > LIMITS.get(key, value):
-        fail(key, value, f"at most {LIMITS[key]}")
+    if value > (most := LIMITS.get(key, MOST)):
+        fail(key, value, f"at most {most}")
     return value
 
 
 def number(config: Json, key: str) -> float:
     """A positive number."""
     value = value_of(config, key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         fail(key, value, "a positive number")
+    if value > LARGEST:
+        fail(key, value, f"at most {LARGEST:.0e}")
     return float(value)
 
 

@@ -1,5 +1,7 @@
 """Recipes of one view equal transformers' Pillow processors bit for bit: CLIP, LLaVA, SigLIP, Gemma 3, Pixtral."""
 
+import math
+
 import numpy as np
 import pytest
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -114,8 +116,12 @@ def test_a_line_is_refused_before_it_becomes_gigabytes() -> None:
         ({"do_center_crop": False}, "do_center_crop must be true"),
         ({"do_rescale": False}, "do_rescale must be true, not False"),
         ({"resample": 9}, "resample must be one of"),
+        ({"resample": [3]}, "resample must be one of"),
+        ({"resample": 3.0}, "resample must be one of"),
         ({"image_std": [0, 1, 1]}, "image_std must be positive"),
         ({"image_mean": [0, 1]}, "image_mean must be three numbers"),
+        ({"image_mean": [0, 1, math.nan]}, "image_mean must be three numbers"),
+        ({"image_std": 10**400}, "image_std must be three numbers"),
         ({"rescale_factor": "x"}, "rescale_factor must be a positive number"),
     ],
 )

@@ -127,6 +127,7 @@ QWEN25: dict[str, object] = {"model_type": "qwen2_5_vl"}
         (changed({"image_size": [12, 8]}), r"image_size must be a positive integer, or two equal ones, not \[12, 8\]"),
         (changed({"image_size": 3}), "image_size 3 is less than patch_size 4"),
         (changed({"layer_norm_eps": -1}), "layer_norm_eps must be a positive number"),
+        (changed({"layer_norm_eps": 10**400}), r"layer_norm_eps must be at most 1e\+30"),
         (changed({}, vision_feature_layer=7), r"vision_feature_layer \(7,\) does not fit 2 layers"),
         (changed({}, vision_feature_layer=[]), "vision_feature_layer must be an integer or a list"),
         (changed({}, multimodal_projector_bias=1), "multimodal_projector_bias must be true or false, not 1"),
@@ -136,6 +137,10 @@ QWEN25: dict[str, object] = {"model_type": "qwen2_5_vl"}
         ({**QWEN25, "vision_config": {"out_hidden_size": 32}}, "out_hidden_size must be 24, not 32"),
         ({**QWEN25, "vision_config": {"out_hidden_size": 24, "window_size": 27}}, "less than one merged cell"),
         ({"model_type": "qwen2_vl", "vision_config": {"hidden_size": 24, "num_heads": 128}}, "heads of 10 cannot"),
+        (
+            {"model_type": "qwen2_vl", "vision_config": {"hidden_size": 24, "mlp_ratio": 1e308}},
+            "mlp_ratio must be at most",
+        ),
         (
             {"model_type": "qwen3_vl", "vision_config": {"out_hidden_size": 24, "num_position_embeddings": 50}},
             "num_position_embeddings must be 49, not 50",

@@ -3,7 +3,6 @@
 Used by the readers beside it, in the engine process; imports no torch.
 """
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NoReturn
@@ -21,6 +20,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 LAYER_COUNTS, MOST_LAYERS = ("depth", "num_hidden_layers"), 4096
 """Keys of what is gone through one by one, and far more than any tower has."""
+MOST, LARGEST = 2**40, 1e30
+"""The same of other integers, and of numbers: floats hold it, and products of two."""
 
 
 def _is_integer(value: object) -> bool:
@@ -59,15 +60,17 @@ class Section:
         value = self._value(key)
         if not isinstance(value, int) or not _is_integer(value) or value <= 0:
             self._fail(key, "a positive integer")
-        if key in LAYER_COUNTS and value > MOST_LAYERS:
-            self._fail(key, f"at most {MOST_LAYERS}")
+        if value > (most := MOST_LAYERS if key in LAYER_COUNTS else MOST):
+            self._fail(key, f"at most {most}")
         return value
 
     def number(self, key: str) -> float:
         """A positive number."""
         value = self._value(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             self._fail(key, "a positive number")
+        if value > LARGEST:
+            self._fail(key, f"at most {LARGEST:.0e}")
         return float(value)
 
     def flag(self, key: str) -> bool:

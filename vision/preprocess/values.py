@@ -21,6 +21,10 @@ MAX_SIDE = 1 << 14
 """Pixels of a side that a configuration may ask for."""
 
 
+LARGEST = 1e9
+"""More than any number of a configuration."""
+
+
 class PreprocessorError(ValueError):
     """A preprocessor or processor configuration that is wrong or not supported; names the key."""
 
@@ -49,7 +53,7 @@ class Values:
     def number(self, key: str, default: float) -> float:
         """A positive number."""
         value = self.data[key] if self.has(key) else default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
             self.fail(key, "a positive number")
         return float(value)
 
@@ -71,7 +75,7 @@ class Values:
         """Three numbers, or one for all three."""
         value = self.data[key] if self.has(key) else default
         values = [value] * 3 if isinstance(value, int | float) else value
-        if not isinstance(values, Sequence) or len(values) != 3 or not all(isinstance(v, int | float) for v in values):
+        if not isinstance(values, Sequence) or len(values) != 3 or not all(map(_is_number, values)):
             self.fail(key, "three numbers")
         return tuple(float(v) for v in values)
 
@@ -111,12 +115,15 @@ class Values:
         for key in ("do_resize", "do_rescale", "do_normalize"):
             if not self.flag(key, True):
                 self.fail(key, "true")
-        filter_ = self.data["resample"] if self.has("resample") else int(resample)
-        if isinstance(filter_, bool) or filter_ not in {int(known) for known in Image.Resampling}:
-            self.fail("resample", f"one of {sorted(int(known) for known in Image.Resampling)}")
-        assert isinstance(filter_, int)
+        filter_, known = self.data["resample"] if self.has("resample") else int(resample), sorted(Image.Resampling)
+        if isinstance(filter_, bool) or not isinstance(filter_, int) or filter_ not in known:
+            self.fail("resample", f"one of {[int(each) for each in known]}")
         std = self.channels("image_std", std)
         if min(std) <= 0:
             self.fail("image_std", "positive")
         scale = self.number("rescale_factor", 1 / 255)
         return Finish(resample=filter_, scale=scale, mean=self.channels("image_mean", mean), std=std)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and -LARGEST < value < LARGEST
