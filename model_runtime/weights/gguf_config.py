@@ -6,6 +6,7 @@ config.json's, whose reader knows the family. Biases and a separate output matri
 tensors are in the file tells.
 """
 
+import math
 import struct
 from dataclasses import replace
 
@@ -56,7 +57,10 @@ def _divisors(file: GgufFile, pairs: int) -> tuple[float, ...]:
         raise CheckpointError(f"{file.path.name}: {ROPE_DIVISORS} must hold {pairs} numbers of type F32")
     with file.path.open("rb") as data:
         data.seek(tensor.offset)
-        return struct.unpack(f"<{pairs}f", data.read(tensor.num_bytes))
+        divisors = struct.unpack(f"<{pairs}f", data.read(tensor.num_bytes))
+    if not all(0 < divisor < math.inf for divisor in divisors):
+        raise CheckpointError(f"{file.path.name}: {ROPE_DIVISORS} must hold positive numbers")
+    return divisors
 
 
 def _rope(file: GgufFile, metadata: _Metadata, head_dim: int) -> dict[str, object]:

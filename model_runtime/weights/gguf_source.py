@@ -31,8 +31,11 @@ def hf_key(name: str, names: Names = LAYER) -> str:
     return name
 
 
-def _turned_in_pairs(num_rows: int, num_heads: int) -> Tensor:
-    """Of each row where it is in the file: llama files order the rows of a head for rotating (x[2i], x[2i + 1])."""
+def _turned_in_pairs(num_rows: int, num_heads: int) -> Tensor | None:
+    """Of each row where it is in the file: llama files order the rows of a head for rotating (x[2i], x[2i + 1]). None
+    for rows that are not those of so many heads, which the loader refuses."""
+    if num_rows % (2 * num_heads):
+        return None
     return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
 
 

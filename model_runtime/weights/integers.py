@@ -72,6 +72,13 @@ def _beside(source: TensorSource, key: str, dtype: torch.dtype, shape: tuple[int
     return tensor
 
 
+def _last_size(key: str, tensor: StoredTensor) -> int:
+    """The columns of a matrix whose shape a tensor holds. Raises CheckpointError."""
+    if tensor.shape != (2,) or tensor.dtype not in (torch.int32, torch.int64):
+        raise CheckpointError(f"{key} is {tensor.dtype} {list(tensor.shape)}, and not the shape of a matrix")
+    return int(read(tensor, whole(tensor.shape))[1])
+
+
 class PlainCodes:
     """int8 [N, K], zero points [N, G]: Codes."""
 
@@ -103,7 +110,7 @@ class PackedCodes:
         num_rows, num_words = self._codes.shape
         num_columns = num_words * self._per_word
         if (key := f"{module}.weight_shape") in source:
-            num_columns = int(read(source[key], whole(source[key].shape))[-1])
+            num_columns = _last_size(key, source[key])
         self._codes = _beside(
             source, f"{module}.weight_packed", torch.int32, (num_rows, -(-num_columns // self._per_word))
         )

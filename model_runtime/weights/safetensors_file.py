@@ -67,7 +67,9 @@ def read_header(path: Path) -> dict[str, SafetensorsEntry]:
     if not isinstance(found, dict):
         raise damaged(path, "its header is no JSON object")
     found.pop("__metadata__", None)
-    return _checked(path, {key: _entry(path, key, value, 8 + length) for key, value in found.items()}, size)
+    entries = {key: _entry(path, key, value, 8 + length) for key, value in found.items()}
+    _check_places(path, entries, 8 + length, size)
+    return entries
 
 
 def _entry(path: Path, key: str, value: object, start: int) -> SafetensorsEntry:
@@ -84,12 +86,16 @@ def _entry(path: Path, key: str, value: object, start: int) -> SafetensorsEntry:
     raise damaged(path, f"the entry of {key} in its header is wrong")
 
 
-def _checked(path: Path, entries: dict[str, SafetensorsEntry], size: int) -> dict[str, SafetensorsEntry]:
-    """The same, if they fill the file to its end."""
-    end = max((entry.offset + entry.num_bytes for entry in entries.values()), default=size)
+def _check_places(path: Path, entries: dict[str, SafetensorsEntry], start: int, size: int) -> None:
+    """Raises CheckpointError unless tensors fill the file from `start` to its end, one after the other. So a key that
+    the header has twice leaves a hole."""
+    end = start
+    for key, entry in sorted(entries.items(), key=lambda each: (each[1].offset, each[1].num_bytes)):
+        if entry.offset != end:
+            raise damaged(path, f"{key} begins at byte {entry.offset}, and what comes before it ends at {end}")
+        end += entry.num_bytes
     if end != size:
         raise damaged(path, f"its tensors end at byte {end} and the file at {size}")
-    return entries
 
 
 def shard_files(folder: Path) -> tuple[list[str], Mapping[str, str] | None]:
@@ -103,6 +109,6 @@ def shard_files(folder: Path) -> tuple[list[str], Mapping[str, str] | None]:
     if not isinstance(found, dict) or not found:
         raise CheckpointError(f"{folder / INDEX}: weight_map is missing or empty")
     for name in found.values():
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable():
             raise CheckpointError(f"{folder / INDEX}: {name!r} is not the name of a file beside it")
     return sorted(set(found.values())), found

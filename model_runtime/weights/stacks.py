@@ -11,6 +11,7 @@ Legend: E experts, N rows and K columns of one expert's matrix.
 import re
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from model_runtime.models.family import StackOrder
@@ -33,8 +34,7 @@ def unstacked(source: TensorSource, order: StackOrder, hidden_size: int) -> dict
             found[key] = source[key]
             continue
         stack, (experts, projection, kind) = source[key], matched.groups()
-        if len(stack.shape) != _DIMENSIONS[kind]:
-            raise CheckpointError(f"{key} has shape {list(stack.shape)}, which is no stack of experts")
+        _check(key, stack, kind)
         parts, ending = _PARTS[projection], "bias" if kind == "_bias" else "weight"
         is_turned = kind == "" and not _is_upright(source, experts, hidden_size)
         for expert in range(0 if kind == "_scales" else stack.shape[0]):  # scales are read with their blocks
@@ -48,17 +48,30 @@ def unstacked(source: TensorSource, order: StackOrder, hidden_size: int) -> dict
     return found
 
 
+def _check(key: str, stack: StoredTensor, kind: str) -> None:
+    """Raises CheckpointError for a tensor that cannot be a stack of experts, whatever their sizes."""
+    if len(stack.shape) != _DIMENSIONS[kind] or 0 in stack.shape:
+        raise CheckpointError(f"{key} has shape {list(stack.shape)}, which is no stack of experts")
+    if kind == "_blocks" and (stack.shape[3] != BLOCK // 2 or stack.dtype != torch.uint8):
+        raise CheckpointError(f"{key} is {stack.dtype} {list(stack.shape)}, and not blocks of {BLOCK // 2} bytes")
+
+
 def _scales(source: TensorSource, key: str) -> StoredTensor:
-    scales = source.get(key.replace("_blocks", "_scales"))
+    """Of these blocks."""
+    scales, shape = source.get(key.replace("_blocks", "_scales")), source[key].shape[:3]
     if scales is None:
         raise CheckpointError(f"{key} has no scales beside it")
+    if scales.shape != shape or scales.dtype != torch.uint8:
+        raise CheckpointError(
+            f"the scales of {key} are {scales.dtype} {list(scales.shape)}, and not bytes {list(shape)}"
+        )
     return scales
 
 
 def _is_upright(source: TensorSource, experts: str, hidden_size: int) -> bool:
     """Whether matrices are [E, N, K]. Where one of the two is square, the other one tells; where neither, both do."""
     gate_up, down = (source.get(f"{experts}.{projection}_proj") for projection in ("gate_up", "down"))
-    if gate_up is None or down is None:
+    if gate_up is None or down is None or (len(gate_up.shape), len(down.shape)) != (3, 3):
         return False
     turned = gate_up.shape[1] == hidden_size and down.shape[2] == hidden_size
     return not turned and gate_up.shape[2] == hidden_size and down.shape[1] == hidden_size

@@ -231,6 +231,9 @@ REFUSED: dict[str, list[tuple[str, Tensor | None, str]]] = {
         ("weight_scale", torch.ones(256, 2), "has shape [256, 2]; the blocks make it [256, 3]"),
         ("weight_scale", torch.full((256, 3), 1e6), "has numbers beyond those of float16"),
         ("weight_scale", torch.full((256, 3), math.nan), f"in {MODULE}.weight_scale (model"),
+        ("weight_shape", torch.zeros(0, dtype=torch.int64), "weight_shape is torch.int64 [0], and not the shape of a"),
+        ("weight_shape", torch.tensor([math.nan, 384]), "weight_shape is torch.float32 [2], and not the shape of a"),
+        ("weight_shape", torch.tensor([256, -384]), "the format needs int32 [256, -48]"),
     ],
     "packed_4_zeros": [("weight_zero_point", None, f"missing is {MODULE}.weight_zero_point")],
     "mxfp4": [

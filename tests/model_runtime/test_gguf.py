@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -14,12 +15,14 @@ from transformers import PreTrainedModel
 from model_runtime.architecture import RopeConfig
 from model_runtime.blocks.rope import inverse_frequencies
 from model_runtime.checkpoint import load_model
+from model_runtime.models.decoder import decoder_table
 from model_runtime.ops import load_ops
 from model_runtime.weights.dequantize import dequantize, plain_dtype
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_config import read_gguf_config
 from model_runtime.weights.gguf_file import GGML_TYPES, GgufFile, read_gguf
-from model_runtime.weights.gguf_source import hf_key
+from model_runtime.weights.gguf_source import gguf_tensors, hf_key
+from model_runtime.weights.load import check_keys
 from tests.checkpoints import make_model
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.model_runtime.test_gguf_file import finish
@@ -203,3 +206,27 @@ def test_config_refusals_name_the_key(tmp_path: Path, change: dict[str, object],
     with pytest.raises(CheckpointError) as caught:
         read_gguf_config(GgufFile(path=file.path, metadata=changed, tensors=file.tensors))  # type: ignore[arg-type]
     assert words in str(caught.value)
+
+
+def test_rows_of_other_heads_than_the_metadata_says(tmp_path: Path) -> None:
+    write_model(tmp_path / "m.gguf", "llama", make_model("llama", {}))
+    file = read_gguf(tmp_path / "m.gguf")
+    file = replace(file, metadata=file.metadata | {"llama.attention.head_count": 6})
+    config = read_gguf_config(file)
+    with pytest.raises(
+        CheckpointError, match=r"q_proj\.weight has shape \[64, 64\]; the architecture needs \[96, 64\]"
+    ):
+        check_keys(decoder_table(config), gguf_tensors(file, config), lambda key: False)
+
+
+@pytest.mark.parametrize("divisor", [0.0, np.nan, np.inf])
+def test_divisors_that_are_no_numbers(tmp_path: Path, divisor: float) -> None:
+    divisors = np.array([1, 1, 1, 1, 2, 4, 8, divisor], dtype=np.float32)
+    write_model(
+        tmp_path / "m.gguf",
+        "llama",
+        make_model("llama", {}),
+        lambda writer: writer.add_tensor("rope_freqs.weight", divisors),
+    )
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight must hold positive numbers"):
+        read_gguf_config(read_gguf(tmp_path / "m.gguf"))

@@ -94,6 +94,17 @@ def test_any_part_can_be_read(tmp_path: Path) -> None:
     [
         ({"e.experts.down_proj": torch.ones(2, 3)}, "has shape [2, 3], which is no stack of experts"),
         ({"e.experts.down_proj_blocks": torch.ones(1, 1, 1, 16, dtype=torch.uint8)}, "has no scales beside it"),
+        ({"e.experts.gate_up_proj": torch.ones(3), "e.experts.down_proj": torch.ones(1, 3, 3)}, "no stack of experts"),
+        ({"e.experts.down_proj": torch.ones(10**9, 0, 3)}, "[1000000000, 0, 3], which is no stack of experts"),
+        ({"e.experts.down_proj_blocks": torch.ones(1, 1, 1, 16)}, "and not blocks of 16 bytes"),
+        ({"e.experts.down_proj_blocks": torch.ones(1, 1, 1, 15, dtype=torch.uint8)}, "and not blocks of 16 bytes"),
+        (
+            {
+                "e.experts.down_proj_blocks": torch.ones(2, 4, 2, 16, dtype=torch.uint8),
+                "e.experts.down_proj_scales": torch.ones(2, 4, 1, dtype=torch.uint8),
+            },
+            "are torch.uint8 [2, 4, 1], and not bytes [2, 4, 2]",
+        ),
     ],
 )
 def test_refusals(tmp_path: Path, tensors: dict[str, torch.Tensor], message: str) -> None:

@@ -2,10 +2,12 @@
 
 import json
 import re
+import struct
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -15,6 +17,7 @@ from model_runtime.ops import load_ops
 from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.load import load_parameters
+from model_runtime.weights.safetensors_source import read_safetensors
 from model_runtime.weights.source import Index, Numbers, whole
 from model_runtime.weights.table import Parameter, Slot, linear_table
 from tests.checkpoints import make_checkpoint
@@ -156,9 +159,40 @@ def test_index_that_contradicts_its_shards(sharded: Path) -> None:
     edit_index(sharded, {"ghost.weight": None, Q_PROJ: first})
     with pytest.raises(CheckpointError, match=re.escape(f"holds {Q_PROJ}, which {INDEX} does not place there")):
         load(sharded)
-    edit_index(sharded, {Q_PROJ: "../elsewhere.safetensors"})
-    with pytest.raises(CheckpointError, match="is not the name of a file beside it"):
-        load(sharded)
+    for name in ("../elsewhere.safetensors", "zero\0.safetensors", "half a pair \ud800.safetensors"):
+        edit_index(sharded, {Q_PROJ: name})
+        with pytest.raises(CheckpointError, match="is not the name of a file beside it"):
+            load(sharded)
+
+
+def entry(begin: int, end: int) -> dict[str, object]:
+    return {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ({"a": entry(0, 8), "b": entry(4, 12)}, r"b begins at byte \d+, and what comes before it ends at"),
+        ({"a": entry(0, 8), "b": entry(0, 12)}, r"b begins at byte \d+, and what comes before it ends at"),
+        ({"a": entry(0, 4), "b": entry(8, 12)}, r"b begins at byte \d+, and what comes before it ends at"),
+        ({"a": entry(4, 12)}, r"a begins at byte \d+, and what comes before it ends at"),
+        ({}, r"its tensors end at byte \d+ and the file at"),
+    ],
+)
+def test_tensors_that_overlap_or_leave_holes(tmp_path: Path, header: dict[str, object], words: str) -> None:
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(12))
+    with pytest.raises(CheckpointError, match=words):
+        read_safetensors(tmp_path)
+    with pytest.raises(SafetensorError):
+        load_file(tmp_path / "model.safetensors")
+
+
+def test_a_key_that_is_there_twice(tmp_path: Path) -> None:
+    text = b'{"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]},"a":{"dtype":"U8","shape":[6],"data_offsets":[6,12]}}'
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(12))
+    with pytest.raises(CheckpointError, match="a begins at byte"):
+        read_safetensors(tmp_path)
 
 
 @pytest.mark.parametrize(
