@@ -50,10 +50,11 @@ def refused_states(config: ModelConfig, runtime: RuntimeConfig, scheduler: Sched
     """Why a model with states cannot be served so; empty where it can, and for other models."""
     if config.delta is None:
         return ""
-    if scheduler.speculative_config is not None:
+    speculative = scheduler.speculative_config
+    if speculative is not None and speculative.method in ("self", "mtp"):
         return (
-            f"speculative_config is not supported for {config.family}: the states of its layers cannot go back behind "
-            "a draft that does not hold; leave it out"
+            f"the speculative method {speculative.method} is not supported for {config.family}, whose layers have "
+            "states: use ngram, suffix, or draft with a model without states"
         )
     if runtime.context_parallel_size > 1:
         return (

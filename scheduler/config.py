@@ -121,9 +121,16 @@ class SchedulerConfig:
         return self.max_state_checkpoints if self.enable_prefix_caching else 0
 
     @property
+    def num_draft_states(self) -> int:
+        """States behind drafts, until it is known which hold: of all that a step may have."""
+        if self.speculative_config is None:
+            return 0
+        return min(MAX_STEP_DRAFTS, self.max_num_seqs * self.speculative_config.num_speculative_tokens)
+
+    @property
     def num_states(self) -> int:
-        """Slots for states, of sequences that run and that are kept."""
-        return self.max_num_seqs + self.num_checkpoints
+        """Slots for states: of sequences that run, of drafts, and of those that are kept."""
+        return self.max_num_seqs + self.num_draft_states + self.num_checkpoints
 
     @property
     def max_sampled_rows(self) -> int:

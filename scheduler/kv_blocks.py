@@ -5,7 +5,7 @@ whole blocks only and leave at least one token to compute, so that a sequence wr
 """
 
 from scheduler.block_pool import BlockPool
-from scheduler.config import SchedulerConfig
+from scheduler.config import MAX_STEP_DRAFTS, SchedulerConfig
 from scheduler.image_spans import span_content
 from scheduler.prefix_cache import CachedBlock, PrefixCache, block_key, root_key
 from scheduler.sequence import Sequence
@@ -23,6 +23,11 @@ class KVBlocks:
         self._cache = PrefixCache()
         self.states = states
         self.pool = BlockPool(num_blocks, self._forget)
+
+    @property
+    def draft_room(self) -> int:
+        """Drafts that the next step may have, if there are blocks for them."""
+        return MAX_STEP_DRAFTS if self.states is None else self.states.draft_room
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -181,5 +186,6 @@ class KVBlocks:
 def make_blocks(config: SchedulerConfig, num_blocks: int, *, has_states: bool) -> KVBlocks:
     """As configured."""
     size = config.block_size
-    states = StateSlots(config.max_num_seqs, config.num_checkpoints, size) if has_states else None
+    running, drafts, checkpoints = config.max_num_seqs, config.num_draft_states, config.num_checkpoints
+    states = StateSlots(running, drafts, checkpoints, size) if has_states else None
     return KVBlocks(num_blocks, size, prefix_caching=config.enable_prefix_caching, states=states)

@@ -62,7 +62,6 @@ class Scheduler:
         self._new_step = partial(PlanBuilder, config.block_size, self._sampled, self._images.slot, self._kv.states)
         self._flight = Flight(steps_in_flight)
         assert steps_in_flight == 1 or not self._speculation.has_steps, "drafts follow from the step before"
-        assert not has_states or not (drafter or config.speculative_config), "no state goes back behind a draft"
         self._next_arrival = self._live_prompt_tokens = 0
         self._earliest_deadline = inf
         self._events: list[TokenEvent] = []

@@ -29,10 +29,8 @@ class StateUse:
     """Its own slot, as long as it runs."""
     newest: int = NO_STATE
     """Where the state behind its computed tokens is: its own slot, or a checkpoint's."""
-    following: int = NO_STATE
-    """Where it will be when its step is computed."""
     written: list[tuple[int, int]] = field(default_factory=list)
-    """Checkpoints that its step makes: how many tokens they are behind, and their slots."""
+    """States that its step in flight leaves: how many tokens they are behind, and their slots."""
     parting: int = 0
     """How much of its text the prefix cache had when it began to run, if a state was missing there; else 0."""
 

@@ -31,7 +31,7 @@ from scheduler.simulated_requests import (
 STEPS_PER_POOL = 200
 MAX_DRAIN_STEPS = 5000
 STATES = 4
-"""Kinds of models without states."""
+"""Kinds of models without states; of those with states there are this one, without drafts, and the first one."""
 COUNTERS = (
     "preemptions",
     "prefix_queries",
@@ -41,6 +41,9 @@ COUNTERS = (
     "encoder_hits",
     "images_encoded",
 )
+
+KNOWN = SpeculativeConfig(method="ngram", num_speculative_tokens=2)
+"""In place of the texts' own repetitions there is somebody who knows them."""
 
 SELF = SpeculativeConfig(method="self", num_speculative_tokens=4, num_draft_layers=1)
 """The fake runtime's draft model is always right, and uses the model's cache."""
@@ -86,10 +89,10 @@ class _World:
             config, encoder = random_encoder(random, config, pictures)
         self._config = config
         self._live: dict[int, tuple[list[Part], Request, Oracle]] = {}
-        kind = STATES if with_states else random.randrange(STATES)
+        kind = random.choice((0, STATES)) if with_states else random.randrange(STATES)
         drafter = Clairvoyant(random, lambda seq_id: self._live[seq_id][2]) if kind == 0 else None
-        if kind in (1, 2):
-            config = replace(config, speculative_config=SELF if kind == 1 else MTP)
+        if kind in (0, 1, 2):
+            config = replace(config, speculative_config=(KNOWN, SELF, MTP)[kind])
         if with_states:
             config = replace(config, max_state_checkpoints=random.choice((0, 1, 3, 30)))
         self._most = random.choice((1, 2, 4)) if kind not in (1, 2) else 1

@@ -14,7 +14,6 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from scheduler.config import MAX_STEP_DRAFTS
 from scheduler.kv_blocks import KVBlocks
 from scheduler.plan import StepPlan, StepResult, ints
 from scheduler.plan_builder import NO_DRAFTS
@@ -118,7 +117,7 @@ class Speculation:
         if self._drafter is None:
             return [NO_DRAFTS] * len(decodes)
         num_rows = len(decodes) + chunk_tokens
-        room = min(limit - chunk_tokens, MAX_STEP_DRAFTS)
+        room = min(limit - chunk_tokens, kv.draft_room)
         chosen = choose_drafts(self._drafter, decodes, num_rows, room, self._fixed_rows)
         if self._steps is not None:
             self._steps.step_is_planned()

@@ -6,6 +6,9 @@ knows. A text that begins alike goes on from the last one, so a hit ends there. 
 reads one slot and writes another (`plan.StateRuns`), so a checkpoint is made by a run that ends at its mark and writes
 its slot, and used by a run that reads it.
 
+A draft is a run of its own that writes a spare slot. When it is known how many drafts hold, the slot that the last of
+these wrote becomes the sequence's own, and the others are spare again.
+
 Marks are the end of the last full block of a prompt, where its text was found in the prefix cache and no state was
 (two texts part there), and every so many tokens.
 """
@@ -21,17 +24,20 @@ MARK_TOKENS = 512
 
 
 class StateSlots:
-    """Slots for `num_running` sequences, and behind them for `num_checkpoints`."""
+    """Slots for `num_running` sequences and `num_drafts` drafts in flight, and behind them for `num_checkpoints`."""
 
-    def __init__(self, num_running: int, num_checkpoints: int, block_size: int) -> None:
+    def __init__(self, num_running: int, num_drafts: int, num_checkpoints: int, block_size: int) -> None:
         self._block_size = block_size
-        self._num_running, self._num_checkpoints = num_running, num_checkpoints
+        self._num_drafts, self._num_checkpoints = num_drafts, num_checkpoints
+        self._first_checkpoint = num_running + num_drafts
         self._step = max(1, MARK_TOKENS // block_size) * block_size
-        self._free = list(range(num_running - 1, -1, -1))
-        self._free_checkpoints = list(range(num_running + num_checkpoints - 1, num_running - 1, -1))
+        self.draft_room = num_drafts
+        """Drafts that the next step may have. So many slots are free beside those of sequences that may begin to run."""
+        self._free = list(range(self._first_checkpoint - 1, -1, -1))
+        self._free_checkpoints = list(range(self._first_checkpoint + num_checkpoints - 1, self._first_checkpoint - 1, -1))
         self._kept: OrderedDict[int, int] = OrderedDict()
         """Block -> slot of the state behind it, the one that was used longest ago first."""
-        self._holders = [0] * (num_running + num_checkpoints)
+        self._holders = [0] * (self._first_checkpoint + num_checkpoints)
         """Of a checkpoint's slot: sequences that go on from there, runs in flight that write it, and the block that it
         is kept for. Without any it is free."""
 
@@ -55,16 +61,13 @@ class StateSlots:
             self._hold(state.newest)
 
     def runs(self, seq: Sequence, end: int) -> Iterator[tuple[int, int, int]]:
-        """A step computes the rows up to `end`: (one past the last row, slot to read, slot to write) of each run."""
-        state, newest, position = seq.state, seq.state.newest, seq.num_computed
-        while (mark := self.next_mark(seq, position)) <= end and (slot := self._take_checkpoint()) is not None:
-            state.written.append((mark, slot))
-            yield mark, newest, slot
-            newest, position = slot, mark
-        if position < end:
-            yield end, newest, state.own
-            newest = state.own
-        state.following = newest
+        """A step computes the rows up to `end`, of which those behind the known tokens are drafts: (one past the last
+        row, slot to read, slot to write) of each run."""
+        newest = seq.state.newest
+        for run_end, slot in self._writes(seq, end):
+            seq.state.written.append((run_end, slot))
+            yield run_end, newest, slot
+            newest = slot
 
     def next_mark(self, seq: Sequence, position: int) -> int:
         """The first one behind a position."""
@@ -75,24 +78,25 @@ class StateSlots:
     def settle(self, seq: Sequence, known_block: Callable[[int], int | None]) -> None:
         """The runs of its step are computed. `known_block` tells under which block the prefix cache has the text of a
         full block."""
-        state = seq.state
-        before, state.newest = state.newest, state.following
-        for mark, slot in state.written:
-            block = known_block(mark // self._block_size - 1)
-            if block is not None and block not in self._kept:
-                self._kept[block] = slot
-                self._hold(slot)
+        state, before = seq.state, seq.state.newest
+        state.newest = next(slot for end, slot in state.written if end == seq.num_computed)
+        for end, slot in state.written:
+            if self._is_checkpoint(slot) and end <= seq.num_computed:
+                block = known_block(end // self._block_size - 1)
+                if block is not None and block not in self._kept:
+                    self._kept[block] = slot
+                    self._hold(slot)
         self._hold(state.newest)
-        self._let_go(state.written)
+        self._let_go(seq, state.own if self._is_checkpoint(state.newest) else state.newest)
         self._drop(before)
 
     def release(self, seq: Sequence) -> None:
         """A sequence ends, or waits again."""
         state = seq.state
-        self._let_go(state.written)
+        self._let_go(seq, state.own)
         self._drop(state.newest)
         self._free.append(state.own)
-        state.own = state.newest = state.following = NO_STATE
+        state.own = state.newest = NO_STATE
 
     def forget(self, block: int) -> None:
         """The prefix cache forgets a block."""
@@ -103,18 +107,44 @@ class StateSlots:
     def check(self, running: list[Sequence], holds: Callable[[int], bool]) -> None:
         """Assert that each slot is somebody's or free, and that checkpoints are of blocks that the prefix cache has."""
         own = [seq.state.own for seq in running]
-        assert sorted(own + self._free) == list(range(self._num_running)), "a slot is lost or two sequences have it"
+        drafts = [slot for seq in running for slot in self._of_drafts(seq)]
+        slots = list(range(self._first_checkpoint))
+        assert sorted(own + drafts + self._free) == slots, "a slot is lost or two sequences have it"
+        assert self.draft_room == self._num_drafts - len(drafts), "drafts in flight are miscounted"
         holders = [0] * len(self._holders)
         for slot in self._kept.values():
             holders[slot] += 1
         for seq in running:
             for slot in (*(slot for _, slot in seq.state.written), seq.state.newest):
-                holders[slot] += slot >= self._num_running
+                holders[slot] += self._is_checkpoint(slot)
         assert holders == self._holders, "holders of states are miscounted"
         used = [slot for slot, count in enumerate(holders) if count]
-        checkpoints = list(range(self._num_running, self._num_running + self._num_checkpoints))
+        checkpoints = list(range(self._first_checkpoint, self._first_checkpoint + self._num_checkpoints))
         assert sorted(used + self._free_checkpoints) == checkpoints, "a checkpoint's slot is lost or in use and free"
         assert all(map(holds, self._kept)), "a state of a block that cannot be found"
+
+    def _writes(self, seq: Sequence, end: int) -> Iterator[tuple[int, int]]:
+        """Where the runs of a step end, and the slots that they write: at marks a checkpoint's if there is one, at the
+        last known token the sequence's own, at each draft a spare one."""
+        position, known = seq.num_computed, min(end, len(seq.tokens))
+        while (mark := self.next_mark(seq, position)) <= known and (slot := self._take_checkpoint()) is not None:
+            yield mark, slot
+            position = mark
+        if position < known:
+            yield known, seq.state.own
+        for draft_end in range(known + 1, end + 1):
+            slot = self._take_checkpoint() if draft_end == self.next_mark(seq, draft_end - 1) else None
+            yield draft_end, self._take_spare() if slot is None else slot
+
+    def _take_spare(self) -> int:
+        """A slot for the state behind a draft."""
+        assert self.draft_room, "more drafts than there are slots for"
+        self.draft_room -= 1
+        return self._free.pop()
+
+    def _of_drafts(self, seq: Sequence) -> list[int]:
+        """The spare slots that the step in flight of a sequence writes."""
+        return [slot for _, slot in seq.state.written if slot != seq.state.own and not self._is_checkpoint(slot)]
 
     def _take_checkpoint(self) -> int | None:
         """A slot to write: a free one, else that of the checkpoint that was used longest ago; None if all are held."""
@@ -128,19 +158,27 @@ class StateSlots:
         self._hold(slot)
         return slot
 
-    def _let_go(self, written: list[tuple[int, int]]) -> None:
-        for _, slot in written:
+    def _let_go(self, seq: Sequence, own: int) -> None:
+        """The step is over: of its own slot and those of its drafts, the sequence keeps `own`."""
+        state, spare = seq.state, self._of_drafts(seq)
+        self.draft_room += len(spare)
+        self._free += (slot for slot in (*spare, state.own) if slot != own)
+        for _, slot in state.written:
             self._drop(slot)
-        written.clear()
+        state.own = own
+        state.written.clear()
+
+    def _is_checkpoint(self, slot: int) -> bool:
+        return slot >= self._first_checkpoint
 
     def _hold(self, slot: int) -> None:
         """One more holder, if it is a checkpoint's."""
-        if slot >= self._num_running:
+        if self._is_checkpoint(slot):
             self._holders[slot] += 1
 
     def _drop(self, slot: int) -> None:
         """The inverse of `_hold`."""
-        if slot >= self._num_running:
+        if self._is_checkpoint(slot):
             self._holders[slot] -= 1
             if not self._holders[slot]:
                 self._free_checkpoints.append(slot)

@@ -153,7 +153,8 @@ int64_t fl_delta_rule(const float* qkv, const float* decay, const float* beta, c
         std::vector<float> tile(K * COLUMNS);
         for (int64_t g = 0; g < G; g++) {
             const int64_t place = h * K * V + first, slot = H * K * V;
-            load_tile(reads[g] < 0 ? nullptr : state + reads[g] * slot + place, K, V, count, tile.data());
+            if (g == 0 || reads[g] != writes[g - 1])  // else it is in the tile: a draft is a run of a row
+                load_tile(reads[g] < 0 ? nullptr : state + reads[g] * slot + place, K, V, count, tile.data());
             for (int64_t t = starts[g]; t < starts[g + 1]; t++) {
                 const float *query = unit_qk + (t * 2 * heads + h / group) * K, *row = qkv + t * width;
                 float value[COLUMNS] = {}, out[COLUMNS];

@@ -52,11 +52,12 @@ def test_ten_thousand_random_steps_with_images() -> None:
 
 @pytest.mark.parametrize("with_images", [False, True])
 def test_random_steps_of_models_with_states(with_images: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every slot that is read is checked; checkpoints are made all along a text."""
+    """Every slot that is read is checked, behind drafts too; checkpoints are made all along a text."""
     monkeypatch.setattr(state_slots, "MARK_TOKENS", 4)
-    summary = simulate(2500, seed=2, with_images=with_images, with_states=True)
+    summary = simulate(5000, seed=3, with_images=with_images, with_states=True)
     assert summary.prefix_hits > 50
     assert summary.preemptions > 5
+    assert summary.draft_tokens > summary.accepted_tokens > 100
 
 
 @pytest.mark.parametrize("with_images", [False, True])

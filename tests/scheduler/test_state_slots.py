@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.config import SchedulerConfig, SpeculativeConfig
+from scheduler.config import SchedulerConfig
 from scheduler.plan import NO_STATE, StepPlan
 from scheduler.scheduler import Scheduler
 from scheduler.state_slots import MARK_TOKENS
-from tests.scheduler.driving import CONFIG, NGRAM, answer, ask, run, step
+from tests.scheduler.driving import CONFIG, answer, ask, run, step
 
 FIRST = CONFIG.max_num_seqs
 """Slot of the first checkpoint."""
@@ -158,9 +158,3 @@ def test_relief_forgets_checkpoints_that_nobody_uses() -> None:
     scheduler.take_events()
     assert cached(scheduler, 3, list(range(50, 60))) == 8
     assert cached(scheduler, 4, text) == 0
-
-
-@pytest.mark.parametrize("speculative", [NGRAM, SpeculativeConfig(method="mtp", num_speculative_tokens=1)])
-def test_drafts_are_refused(speculative: SpeculativeConfig) -> None:
-    with pytest.raises(AssertionError, match="no state goes back"):
-        make(replace(CONFIG, speculative_config=speculative))
