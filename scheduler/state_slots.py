@@ -32,9 +32,9 @@ class StateSlots:
         self._first_checkpoint = num_running + num_drafts
         self._step = max(1, MARK_TOKENS // block_size) * block_size
         self.draft_room = num_drafts
-        """Drafts that the next step may have. So many slots are free beside those of sequences that may begin to run."""
-        self._free = list(range(self._first_checkpoint - 1, -1, -1))
-        self._free_checkpoints = list(range(self._first_checkpoint + num_checkpoints - 1, self._first_checkpoint - 1, -1))
+        """Drafts that the next step may have, beside slots for all sequences that may run."""
+        checkpoints = range(self._first_checkpoint, self._first_checkpoint + num_checkpoints)
+        self._free, self._free_checkpoints = [*reversed(range(self._first_checkpoint))], [*reversed(checkpoints)]
         self._kept: OrderedDict[int, int] = OrderedDict()
         """Block -> slot of the state behind it, the one that was used longest ago first."""
         self._holders = [0] * (self._first_checkpoint + num_checkpoints)

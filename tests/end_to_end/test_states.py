@@ -28,6 +28,12 @@ def text(server: Server, index: int) -> str:
     return server.post("/v1/completions", **body(server, index))["choices"][0]["text"]
 
 
+def likely(server: Server, index: int) -> dict[str, Any]:
+    """A request whose answer repeats itself, mostly: greedy, of two tokens."""
+    favoured = {str(token): 50 for token in (70 + index, 71 + index)}
+    return body(server, index) | {"temperature": 0, "logit_bias": favoured | {"2": -100}}
+
+
 def disturbed(server: Server, index: int) -> str | None:
     """The text of a stream in whose midst the engine is killed; None where it was too late for that."""
     said = ""
@@ -56,3 +62,24 @@ def test_the_text_is_the_same_however_it_is_computed(tmp_path: Path) -> None:
         assert next(filter(None, (disturbed(server, 1) for _ in range(20)))) == alone[1]
         assert server.metrics()["recovery_resumptions_total"] > 0
         server.wait_for(server.is_idle, 30, "idleness")
+
+
+@pytest.mark.timeout(120)
+def test_drafts_change_no_text(tmp_path: Path) -> None:
+    """Two choices of each, one after the other, side by side, and when the engine is killed."""
+    make_checkpoint(tmp_path, "qwen3_next", HYBRID)
+
+    def texts(server: Server, index: int) -> list[str]:
+        asked = likely(server, index) if index % 2 else body(server, index)
+        return [choice["text"] for choice in server.post("/v1/completions", **asked, n=2)["choices"]]
+
+    with run_server("--max-num-seqs", "4", model=str(tmp_path)) as server:
+        plain, expected = [texts(server, index) for index in range(4)], text(server, 1)
+    drafts = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
+    with run_server("--max-num-seqs", "4", "--speculative-config", drafts, model=str(tmp_path)) as server:
+        assert [texts(server, index) for index in range(4)] == plain
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda index: texts(server, index), range(4))) == plain
+        accepted, drafted = (server.metrics()[f"spec_decode_num_{what}_tokens_total"] for what in ("accepted", "draft"))
+        assert 20 < accepted < drafted
+        assert next(filter(None, (disturbed(server, 1) for _ in range(20)))) == expected

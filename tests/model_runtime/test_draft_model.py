@@ -16,13 +16,20 @@ from scheduler.request import Request
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime.driver import Outcome, Session
 from tests.model_runtime.test_invariance import load
-from tests.model_runtime.test_speculation import ALONE, PRESSED, TOGETHER, alone, model, requests
+from tests.model_runtime.test_speculation import ALONE, PRESSED, TOGETHER, alone, requests
 
-__all__ = ["alone", "model", "requests"]  # fixtures
+__all__ = ["alone", "requests"]  # fixtures
 
 DRAFT = SpeculativeConfig(method="draft", num_speculative_tokens=4, model="somewhere")
 SELF = SpeculativeConfig(method="self", num_speculative_tokens=4, num_draft_layers=2)
 BLOCKS = 33 * 30
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("llama")
+    make_checkpoint(folder, "llama", {})
+    return load(folder)
 
 
 @pytest.fixture(scope="module")

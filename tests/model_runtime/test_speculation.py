@@ -1,7 +1,8 @@
 """Speculation changes the time that an output takes, and nothing else: tokens and log-probabilities bit for bit.
 
 Each request runs alone without drafts; then with drafts that are right, wrong, too long or none, alone and among
-neighbours, with preemption, and with everything that changes or ends an output.
+neighbours, with preemption, and with everything that changes or ends an output. Some models have layers that go through
+a text with a state, which goes back behind drafts that do not hold.
 """
 
 from dataclasses import replace
@@ -16,7 +17,8 @@ from scheduler.plan import ints
 from scheduler.request import FinishReason, Request, SamplingParams
 from scheduler.sequence import Sequence
 from scheduler.speculation import Proposal
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import HYBRID, make_checkpoint
+from tests.family_cases import make_random_model
 from tests.model_runtime.driver import Outcome, Session
 from tests.model_runtime.test_invariance import greedy, load, sampled
 
@@ -45,11 +47,25 @@ class Scripted:
         pass
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = tmp_path_factory.mktemp("llama")
-    make_checkpoint(folder, "llama", {})
+@pytest.fixture(scope="module", params=["llama", "qwen3_next", "kimi_linear"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "kimi_linear":
+        make_random_model(folder, request.param, 0)
+    else:
+        make_checkpoint(folder, request.param, {} if request.param == "llama" else HYBRID)
     return load(folder)
+
+
+def scripted(
+    model: LoadedModel,
+    config: SchedulerConfig,
+    num_blocks: int,
+    outcomes: dict[int, Outcome],
+    kv_type: torch.dtype = torch.float32,
+) -> Session:
+    """Drafts by one who knows the outcomes. That some are configured makes slots for their states."""
+    return Session(model, replace(config, speculative_config=NGRAM), num_blocks, kv_type, Scripted(outcomes))
 
 
 def _prompt(random: Random, vocab: int) -> list[int]:
@@ -99,7 +115,7 @@ def test_right_and_wrong_drafts_alone_and_among_neighbours(
     model: LoadedModel, requests: list[Request], alone: dict[int, Outcome], num_blocks: int
 ) -> None:
     config = ALONE if num_blocks == 16 else TOGETHER
-    session = Session(model, config, num_blocks, drafter=Scripted(alone))
+    session = scripted(model, config, num_blocks, alone)
     assert session.run(requests) == alone
     speculation = session.scheduler.stats().speculation
     accepted = speculation.accepted_tokens
@@ -107,7 +123,7 @@ def test_right_and_wrong_drafts_alone_and_among_neighbours(
 
 
 def test_drafts_under_preemption(model: LoadedModel, requests: list[Request], alone: dict[int, Outcome]) -> None:
-    session = Session(model, PRESSED, 130, drafter=Scripted(alone))
+    session = scripted(model, PRESSED, 130, alone)
     assert session.run(requests) == alone
     stats = session.scheduler.stats()
     assert stats.preemptions > 5
@@ -134,4 +150,4 @@ def test_suffix(model: LoadedModel, requests: list[Request], alone: dict[int, Ou
 def test_int8_cache(model: LoadedModel, requests: list[Request]) -> None:
     """Keys and values that are rounded when they are written."""
     plain = Session(model, TOGETHER, 33 * 30, torch.int8).run(requests)
-    assert Session(model, TOGETHER, 33 * 30, torch.int8, Scripted(plain)).run(requests) == plain
+    assert scripted(model, TOGETHER, 33 * 30, plain, torch.int8).run(requests) == plain

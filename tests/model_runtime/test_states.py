@@ -66,6 +66,10 @@ def test_the_pool_has_what_states_leave(checkpoint: Path) -> None:
     assert num_blocks(steady + 10 * block - 1) == 9
     assert num_blocks(steady + 10 * block, replace(SCHEDULER, max_state_checkpoints=6)) == 9
     assert num_blocks(steady + 9 * block, replace(SCHEDULER, enable_prefix_caching=False)) == 12
+    ngram = replace(SCHEDULER, speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=2))
+    drafting = 3 * 2 * ONE_STATE
+    assert num_blocks(steady + drafting + 10 * block, ngram) == 10
+    assert num_blocks(steady + drafting + 10 * block - 1, ngram) == 9
     with pytest.raises(PlanError, match=r"8 states 0\.024"):
         num_blocks(steady)
 
@@ -92,10 +96,13 @@ def test_a_step_takes_what_is_planned(tmp_path: Path, family: str, seed: int) ->
 
 
 def test_what_states_cannot_do_is_refused_by_name(checkpoint: Path) -> None:
-    ngram = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
     config = read_config(checkpoint)
-    with pytest.raises(PlanError, match="speculative_config is not supported for qwen3_next"):
-        load(checkpoint, RuntimeConfig(), replace(SCHEDULER, speculative_config=ngram))
+    for method in (
+        SpeculativeConfig(method="self", num_speculative_tokens=4, num_draft_layers=1),
+        SpeculativeConfig(method="mtp", num_speculative_tokens=4),
+    ):
+        with pytest.raises(PlanError, match=f"method {method.method} is not supported for qwen3_next.*use ngram"):
+            load(checkpoint, RuntimeConfig(), replace(SCHEDULER, speculative_config=method))
     divided = RuntimeConfig(context_parallel_size=2)
     assert "context_parallel_size above 1 is not supported" in refused_states(config, divided, SCHEDULER, "cpu")
     assert "--device cpu only" in refused_states(config, RuntimeConfig(), SCHEDULER, "cuda")

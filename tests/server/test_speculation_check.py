@@ -18,15 +18,17 @@ from server.generation import GenerationRequest
 from server.prompt.tokenizer import load_tokenizer
 from server.speculation_cases import REASONED, Case
 from server.speculation_check import Engine
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import HYBRID, make_checkpoint
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["llama", "qwen3_next"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the second family one of two layers goes through a text with a state."""
     path = tmp_path_factory.mktemp("checkpoint")
-    make_checkpoint(path, "llama", {"num_hidden_layers": 1, "max_position_embeddings": 4096})
+    sizes = {"num_hidden_layers": 1} if request.param == "llama" else HYBRID
+    make_checkpoint(path, request.param, sizes | {"max_position_embeddings": 4096})
     return path
 
 
