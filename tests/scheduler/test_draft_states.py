@@ -96,6 +96,18 @@ def test_a_checkpoint_behind_a_draft_is_kept_if_that_holds(sampled: list[int], h
     assert first[:2] == ((3, FIRST + 1) if holds else (4, FIRST))  # else from behind the prompt's last full block
 
 
+def test_drafts_that_were_wrong_at_a_mark_hinder_no_checkpoint_there() -> None:
+    """The mark lies behind the second draft, when the text is two tokens shorter."""
+    scheduler = started([1, 2], MARK_TOKENS - 3, LONG)
+    assert [end for end, _, write in runs(step(scheduler, [9, 9, 9])) if write >= FIRST] == [3]
+    for _ in range(4):
+        step(scheduler, [9, 9, 9])
+    scheduler.abort(1)
+    scheduler.add(ask(2, [*range(1000, 1000 + MARK_TOKENS - 3), 7, 9, 9, 9, 50]), 0.0)
+    [(end, read, _)] = runs(step(scheduler))
+    assert (end, read >= FIRST) == (2, True)
+
+
 def test_a_text_goes_on_from_a_checkpoint_behind_a_draft() -> None:
     scheduler = started([1, 2], MARK_TOKENS - 2, LONG)
     step(scheduler, [1, 9, 9])
