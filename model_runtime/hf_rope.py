@@ -118,7 +118,7 @@ def _scaled(config: Json, parameters: dict[str, object], plain: RopeConfig) -> R
     factor = number(parameters, "factor")
     if kind == "linear":
         return replace(plain, kind="linear", factor=factor)
-    original = integer({ORIGINAL: config["max_position_embeddings"]} | parameters, ORIGINAL)
+    original = integer({ORIGINAL: value_of(config, "max_position_embeddings")} | parameters, ORIGINAL)
     if kind == "llama3":
         return replace(
             plain,
