@@ -149,8 +149,10 @@ def _check_supported(config: Json, family: Family) -> None:
 
 def _read_text(config: Json, name: str, generation_config: Json | None) -> ModelConfig:
     family = family_named(name)
-    config = {family.config_names.get(key, key): value for key, value in config.items()}
-    config = {**COMMON_DEFAULTS, "hidden_act": family.hidden_act, **family.defaults, **config}
+    given = {family.config_names.get(key, key): value for key, value in config.items()}
+    config = {**COMMON_DEFAULTS, "hidden_act": family.hidden_act, **family.defaults, **given}
+    if config["rope_parameters"] is None:  # the family's rope, as without the key
+        config = {**config, "rope_parameters": family.defaults.get("rope_parameters")}
     if family.is_mimo:
         config = {**config, **mimo_keys(config)}
     if family.is_latent:

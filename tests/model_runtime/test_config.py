@@ -126,6 +126,7 @@ YARN: dict[str, object] = {"rope_type": "yarn", "factor": 4.0, "original_max_pos
     [
         ("gpt_oss", {"rope_parameters": {**YARN, "rope_theta": 3e4}}),
         ("gpt_oss", {"rope_scaling": None, "rope_theta": 3e4}),
+        ("ministral3", {"rope_parameters": None}),
         ("ministral3", {"rope_scaling": {**YARN, "llama_4_scaling_beta": 1.0}, "rope_theta": 3e4}),
         ("llama", {"rope_scaling": YARN, "rope_theta": 3e4, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
         ("llama", {"rope_parameters": YARN, "original_max_position_embeddings": 512}),
