@@ -138,6 +138,8 @@ def _longrope(config: Json, parameters: dict[str, object], rope: RopeConfig) -> 
             fail(key, parameters[key], "absent: other factors of cosines and sines are not supported")
     longest = integer(config, "max_position_embeddings")
     original = integer({ORIGINAL: longest} | parameters, ORIGINAL)
+    if original == 1:
+        fail(ORIGINAL, original, "at least 2")
     given = {name: value for name, value in parameters.items() if value is not None}
     factor = number({"factor": longest / original} | given, "factor")
     growth = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0

@@ -213,6 +213,7 @@ def test_end_tokens() -> None:
         ),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor must be a list of 8 numbers"),
         ({"rope_scaling": {"type": "longrope", "short_mscale": 1.1}}, "short_mscale must be absent"),
+        ({"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 1}}, "must be at least 2, not 1"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be None: this model_type does not have it"),
         ({"num_local_experts": 8}, "num_local_experts must be 0: this model_type does not have it, not 8"),
         ({"no_rope_layers": [1, 1, 0]}, "no_rope_layers must be None"),
