@@ -1,6 +1,7 @@
 """A model with states (Qwen3-Next, tiny) through a whole server: the same text alone, from its prefix cache, beside
 others, and when its engine is killed in its midst."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,23 @@ import pytest
 from tests.checkpoints import HYBRID, make_checkpoint
 from tests.end_to_end.conftest import Server, run_server, sse_events
 
+pytestmark = pytest.mark.timeout(240)
+
 PROMPT = "All work and no play makes Jack a dull boy. " * 3
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrid")
+    make_checkpoint(folder, "qwen3_next", HYBRID)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Path) -> Iterator[Server]:
+    """Without drafts."""
+    with run_server("--max-num-seqs", "4", model=str(checkpoint)) as server:
+        yield server
 
 
 def body(server: Server, index: int) -> dict[str, Any]:
@@ -48,38 +65,32 @@ def disturbed(server: Server, index: int) -> str | None:
     return said
 
 
-@pytest.mark.timeout(120)
-def test_the_text_is_the_same_however_it_is_computed(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "qwen3_next", HYBRID)
-    with run_server("--max-num-seqs", "4", model=str(tmp_path)) as server:
-        alone = [text(server, index) for index in range(3)]
-        assert len(set(alone)) == 3
-        hits = server.metrics()["prefix_cache_hits_total"]
-        assert hits > 2 * (len(PROMPT) // 16 - 1) * 16  # the texts part in the last block
-        with ThreadPoolExecutor(3) as pool:
-            assert list(pool.map(lambda index: text(server, index), range(3))) == alone
-        assert server.metrics()["prefix_cache_hits_total"] > hits
-        assert next(filter(None, (disturbed(server, 1) for _ in range(20)))) == alone[1]
-        assert server.metrics()["recovery_resumptions_total"] > 0
-        server.wait_for(server.is_idle, 30, "idleness")
+def test_the_text_is_the_same_however_it_is_computed(plain: Server) -> None:
+    alone = [text(plain, index) for index in range(3)]
+    assert len(set(alone)) == 3
+    hits = plain.metrics()["prefix_cache_hits_total"]
+    assert hits > 2 * (len(PROMPT) // 16 - 1) * 16  # the texts part in the last block
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda index: text(plain, index), range(3))) == alone
+    assert plain.metrics()["prefix_cache_hits_total"] > hits
+    assert next(filter(None, (disturbed(plain, 1) for _ in range(20)))) == alone[1]
+    assert plain.metrics()["recovery_resumptions_total"] > 0
+    plain.wait_for(plain.is_idle, 30, "idleness")
 
 
-@pytest.mark.timeout(120)
-def test_drafts_change_no_text(tmp_path: Path) -> None:
+def test_drafts_change_no_text(plain: Server, checkpoint: Path) -> None:
     """Two choices of each, one after the other, side by side, and when the engine is killed."""
-    make_checkpoint(tmp_path, "qwen3_next", HYBRID)
 
     def texts(server: Server, index: int) -> list[str]:
         asked = likely(server, index) if index % 2 else body(server, index)
         return [choice["text"] for choice in server.post("/v1/completions", **asked, n=2)["choices"]]
 
-    with run_server("--max-num-seqs", "4", model=str(tmp_path)) as server:
-        plain, expected = [texts(server, index) for index in range(4)], text(server, 1)
+    without, expected = [texts(plain, index) for index in range(4)], text(plain, 1)
     drafts = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
-    with run_server("--max-num-seqs", "4", "--speculative-config", drafts, model=str(tmp_path)) as server:
-        assert [texts(server, index) for index in range(4)] == plain
+    with run_server("--max-num-seqs", "4", "--speculative-config", drafts, model=str(checkpoint)) as server:
+        assert [texts(server, index) for index in range(4)] == without
         with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(lambda index: texts(server, index), range(4))) == plain
+            assert list(pool.map(lambda index: texts(server, index), range(4))) == without
         accepted, drafted = (server.metrics()[f"spec_decode_num_{what}_tokens_total"] for what in ("accepted", "draft"))
         assert 20 < accepted < drafted
         assert next(filter(None, (disturbed(server, 1) for _ in range(20)))) == expected
