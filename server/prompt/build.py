@@ -32,6 +32,8 @@ DEFAULT_OPTIONS = ChatOptions()
 
 _THREAD_CHARS = 16_384
 """Shorter prompts are built on the event loop: about 10 ms."""
+TEXT_CHARS = 256
+"""What a text costs beside its own characters, such as an empty message, in characters."""
 MAX_BAD_WORDS_CHARS = _THREAD_CHARS // 2
 """Together; each is encoded twice."""
 
@@ -95,10 +97,14 @@ class PromptBuilder:
         for name in options.variables:
             if name in self._renderer.reserved:
                 raise BadRequest(f"chat_template_kwargs cannot change {name}.", param="chat_template_kwargs")
-        chars = sum(map(len, all_texts(messages, options.variables, options.tools)))
+        if len(messages) > max_model_len:  # each is a token at least
+            raise context_overflow(len(messages), max_model_len)
+        texts = all_texts(messages, options.variables, options.tools)
+        chars = sum(map(len, texts))
         self._check_chars(chars, max_model_len, "messages")
         build = partial(_written, self._renderer, messages, images, max_model_len, options)
-        return await asyncio.to_thread(build) if chars > _THREAD_CHARS or images else build()
+        is_long = chars + TEXT_CHARS * len(texts) > _THREAD_CHARS
+        return await asyncio.to_thread(build) if is_long or images else build()
 
     async def completions(
         self,

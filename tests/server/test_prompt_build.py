@@ -167,3 +167,28 @@ def test_the_embedded_model() -> None:
     hostile = chat(builder, [user(text)], 8192)
     assert [id for id in hostile if builder.tokenizer.is_special(id)] == [1, 2, 1, 2, 1]
     assert text in builder.tokenizer.decode(hostile, skip_special_tokens=False)
+
+
+def test_more_messages_than_the_model_has_tokens_are_refused(builder: PromptBuilder) -> None:
+    error = refusal(builder, [user("")] * 65, length=64)
+    assert error.code == "context_length_exceeded"
+    assert error.details["n_prompt_tokens"] == 65
+
+
+def test_many_empty_messages_leave_the_event_loop_to_others(builder: PromptBuilder) -> None:
+    async def turns() -> int:
+        """Of somebody else, meanwhile."""
+        count = 0
+
+        async def count_turns() -> None:
+            nonlocal count
+            while True:
+                await asyncio.sleep(0)
+                count += 1
+
+        other = asyncio.create_task(count_turns())
+        await builder.chat([user("")] * 1000, max_model_len=100_000)
+        other.cancel()
+        return count
+
+    assert asyncio.run(turns()) > 1
