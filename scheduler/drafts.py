@@ -1,4 +1,4 @@
-"""Drafts from text that was seen before. Used by `Scheduler` through `speculation.Drafter`, engine process."""
+"""Drafts from text that was seen before, and which drafter is configured. Used by `Scheduler`, engine process."""
 
 from scheduler.config import SchedulerConfig
 from scheduler.draft_model import DraftLimits, ModelDrafter

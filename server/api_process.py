@@ -81,7 +81,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class Gateway:
+class ApiProcess:
     """The objects of the process, made in its event loop."""
 
     def __init__(self, start: ChildStart, listener: socket.socket) -> None:
@@ -165,7 +165,7 @@ class Gateway:
 
 
 async def _main(start: ChildStart, listener: socket.socket) -> None:
-    await Gateway(start, listener).run()
+    await ApiProcess(start, listener).run()
 
 
 def main() -> None:

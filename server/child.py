@@ -1,9 +1,8 @@
 """What the API and engine processes have in common: how a child of the supervisor starts and when it must end.
 
 The supervisor writes the number of the replica and the configuration as one line to a child's standard input and keeps
-that pipe open; its end
-means that the supervisor is gone, however it died, and the child ends at once. With `child_entry.py`, which sees to
-children that are stopped, no process is ever orphaned.
+that pipe open; its end means that the supervisor is gone, however it died, and the child ends at once. With
+`child_entry.py`, which sees to children that are stopped, no process is ever orphaned.
 """
 
 import logging

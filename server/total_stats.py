@@ -34,8 +34,8 @@ def sums(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def total(replicas: Iterable[Stats | None]) -> Stats | None:
-    """Of those that are there, None where there is none: counts are added up, generation and step are the newest. What
-    ranks tell stays with their engines."""
+    """Of those that are there, None where there is none: counts are added up, steps too; the generation and the
+    time of the last step are the newest. What ranks tell stays with their engines."""
     there = [stats for stats in replicas if stats is not None]
     if len(there) < 2:
         return there[0] if there else None

@@ -50,9 +50,8 @@ async def completions(request: Request) -> Response:
 async def _prepared(gateway: Gateway, body: CompletionBody) -> list[Prepared]:
     limit = gateway.engine.info.max_model_len
     kept = keep_last(body.truncate_prompt_tokens, limit, max(1, body.token_limit))
-    special = body.add_special_tokens is None or body.add_special_tokens
     all_ids = await gateway.prompts.completions(
-        body.prompt, max_model_len=limit, add_special_tokens=special, keep_last=kept
+        body.prompt, max_model_len=limit, add_special_tokens=body.add_special_tokens is not False, keep_last=kept
     )
     if not body.echo:
         return [Prepared(ids=ids) for ids in all_ids]

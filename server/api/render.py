@@ -40,8 +40,8 @@ def json_response(document: dict[str, object], ignored: list[str]) -> Response:
 
 
 async def json_of(make: Callable[[], object], *, in_thread: bool) -> msgspec.Raw:
-    """What `make` gives, as JSON. Log-probabilities are so many small objects that the event loop must not wait for
-    them, nor memory hold those of all choices."""
+    """What `make` gives, as JSON. Something for each token, such as log-probabilities, may be so many objects that the
+    event loop must not wait for them, nor memory hold those of all choices."""
     return await asyncio.to_thread(_raw, make) if in_thread else _raw(make)
 
 

@@ -12,17 +12,13 @@ from server.api.body import read_body
 from server.api.conversation import options_of, prompt_of, prompt_of_chat
 from server.api.gateway import Gateway, gateway_of
 from server.api.openapi import describe
-from server.api.render import json_response
+from server.api.render import json_of, json_response
 from server.errors import context_overflow
 from server.prompt.build import check_ids
 from server.schema.chat import ChatBody
 from server.schema.tokens import DetokenizeBody, TokenizeBody
 
 router = APIRouter()
-
-
-def _or_true(value: bool | None) -> bool:
-    return value is None or value
 
 
 @router.post("/tokenize", openapi_extra=describe(TokenizeBody))
@@ -38,8 +34,11 @@ async def tokenize(request: Request) -> Response:
         "count": len(ids),
         "max_model_len": gateway.engine.info.max_model_len,
         "tokens": ids,
-        "token_strs": [gateway.tokenizer.token_text(id) for id in ids] if body.return_token_strs else None,
+        "token_strs": None,
     }
+    if body.return_token_strs:
+        token_text = gateway.tokenizer.token_text
+        document["token_strs"] = await json_of(lambda: [token_text(id) for id in ids], in_thread=True)
     return json_response(document, ignored)
 
 
@@ -50,7 +49,7 @@ async def _ids(request: Request, gateway: Gateway, body: TokenizeBody) -> list[i
     text = body.prompt or ""
     if len(text) > limit * gateway.tokenizer.max_token_bytes:
         raise context_overflow(len(text) // gateway.tokenizer.max_token_bytes, limit, param="prompt")
-    special = _or_true(body.add_special_tokens)
+    special = body.add_special_tokens is not False
     return (await gateway.tokenizer.encode_async(text, add_special_tokens=special, allow_special=True)).tolist()
 
 
