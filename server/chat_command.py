@@ -43,6 +43,10 @@ class Conversation:
         self._system: str | None = arguments.system
         self._messages: list[dict[str, str]] = []
         models = client.get("/v1/models")
+        if models.status_code == httpx.codes.UNAUTHORIZED:
+            raise ServerRefused(
+                _error_message(models.text) + " Here: --api-key KEY, or the variable FIRSTLIGHT_API_KEY."
+            )
         if models.status_code != httpx.codes.OK:
             raise ServerRefused(_error_message(models.text))
         self.model: str = models.json()["data"][0]["id"]
@@ -120,7 +124,7 @@ def _why_not_ready(url: str) -> str | None:
     try:
         response = httpx.get(f"{url}/health/ready", timeout=READY_TIMEOUT_SECONDS)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return str(error)
+        return f"{error} (an address looks like {DEFAULT_URL})"
     return None if response.status_code == httpx.codes.OK else _error_message(response.text)
 
 
@@ -130,7 +134,7 @@ def _server(arguments: argparse.Namespace, console: Console) -> Iterator[str]:
     if arguments.url is not None:
         url = arguments.url.rstrip("/").removesuffix("/v1")
         if reason := _why_not_ready(url):
-            raise OptionError(f"no server is ready at {url}: {reason} (an address looks like {DEFAULT_URL})")
+            raise OptionError(f"no server is ready at {url}: {reason}")
         yield url
         return
     if arguments.model is None and _why_not_ready(DEFAULT_URL) is None:

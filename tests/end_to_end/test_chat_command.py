@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from server.chat_command import HELP
+from server.errors import Unavailable
 from tests.end_to_end.conftest import Server
 from tests.end_to_end.local_app import serve_app
 from tests.server.fakes import TEMPLATE, FakeEngine, make_app, make_tokenizer, says
@@ -172,8 +173,15 @@ def test_no_server_at_the_address() -> None:
         result = _run("chat", "--url", address)
         assert result.returncode == 2
         assert f"firstlight: no server is ready at {address.rstrip('/')}" in result.stderr
+        assert result.stderr.endswith(" (an address looks like http://127.0.0.1:8000)\n")
         assert "Traceback" not in result.stderr
         assert result.stdout == ""
+
+
+def test_a_server_that_is_not_ready_says_why() -> None:
+    with serve_app(make_app(FakeEngine(unready=Unavailable("the model is loading")))) as url:
+        result = _run("chat", "--url", url)
+    assert result.stderr == f"firstlight: no server is ready at {url}: the model is loading\n"
 
 
 def test_wrong_key_and_right_key() -> None:
@@ -182,6 +190,7 @@ def test_wrong_key_and_right_key() -> None:
             refused = _run("chat", "--url", url, *flags)
             assert refused.returncode == 2
             assert "API key" in refused.stderr
+            assert refused.stderr.endswith(" Here: --api-key KEY, or the variable FIRSTLIGHT_API_KEY.\n")
             assert "Traceback" not in refused.stderr
         for flags, environment in ((["--api-key", "sk-good"], {}), ([], {"FIRSTLIGHT_API_KEY": "sk-good"})):
             answered = _run("chat", "--url", url, *flags, lines="hi\n", environment=environment)
