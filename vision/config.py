@@ -86,6 +86,8 @@ class _Source:
         if (layout.height, layout.width) != wanted:
             tile = f"{layout.height} x {layout.width}"
             self.refuse(f"tiles are {tile} pixels, but the tower takes {wanted[0]} x {wanted[1]}")
+        if patch > min(wanted):
+            self.refuse(f"patches of {patch} pixels do not fit into tiles of {wanted[0]} x {wanted[1]}")
         return layout.height // patch, layout.width // patch
 
     def tower(self) -> tuple[int, int]:

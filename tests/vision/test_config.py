@@ -230,6 +230,11 @@ def test_onevision_has_one_view_of_each_of_several_images() -> None:
         ),
         ("llava clip", {"vision_config": {**CLIP_TOWER, "model_type": "vit"}}, "vision_config.model_type 'vit'"),
         ("llava clip", {"vision_config": {**CLIP_TOWER, "patch_size": [14, 7]}}, "patches of 14 x 7"),
+        (
+            "llava_next",
+            {"vision_config": {**CLIP_TOWER, "patch_size": 57}},
+            "patches of 57 pixels do not fit into tiles",
+        ),
         ("llava clip", {"image_token_id": None, "image_token_index": None}, "lacks image_token_id"),
         ("llava clip", {"image_token_id": -1}, "image_token_id must be a token id, not -1"),
         ("llava clip", {"vision_feature_select_strategy": "cls"}, "must be default or full, not 'cls'"),

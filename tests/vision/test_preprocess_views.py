@@ -122,6 +122,7 @@ def test_a_line_is_refused_before_it_becomes_gigabytes() -> None:
         ({"image_mean": [0, 1]}, "image_mean must be three numbers"),
         ({"image_mean": [0, 1, math.nan]}, "image_mean must be three numbers"),
         ({"image_std": 10**400}, "image_std must be three numbers"),
+        ({"image_std": 5e-324}, "image_std must be positive"),
         ({"rescale_factor": "x"}, "rescale_factor must be a positive number"),
     ],
 )

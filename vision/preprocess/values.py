@@ -119,7 +119,7 @@ class Values:
         if isinstance(filter_, bool) or not isinstance(filter_, int) or filter_ not in known:
             self.fail("resample", f"one of {[int(each) for each in known]}")
         std = self.channels("image_std", std)
-        if min(std) <= 0:
+        if min(std) < 1 / LARGEST:
             self.fail("image_std", "positive")
         scale = self.number("rescale_factor", 1 / 255)
         return Finish(resample=filter_, scale=scale, mean=self.channels("image_mean", mean), std=std)
