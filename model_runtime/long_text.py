@@ -26,6 +26,9 @@ OWN = 0
 GROUP = 64
 """Blocks that are in no order among each other; groups are, so that memory is touched as it is needed."""
 
+SPREAD = 8
+"""Equal parts of a text, at whose ends is looked, too."""
+
 Logits = dict[int, Tensor]
 """[V] float32 by position."""
 Slot = tuple[Tensor, ...]
@@ -83,15 +86,12 @@ class LongText:
         """Tensors that hold the caches, each in pages of its own."""
         return sum(len(layer.pools) for layer in self._kv)
 
-    def compute(
-        self, chunk: int, wanted: Iterable[int], on_chunk: Callable[[int], bool], end: int | None = None
-    ) -> Logits:
-        """Logits at the positions wanted, of a text computed `chunk` tokens at a time, up to `end`. `on_chunk` is told
-        how many are done, and whether to go on."""
+    def compute(self, chunk: int, wanted: Iterable[int], on_chunk: Callable[[int], bool]) -> Logits:
+        """Logits at the positions wanted, of a text computed `chunk` tokens at a time. `on_chunk` is told how many are
+        done, and says whether to go on."""
         positions, found, done = sorted(wanted), Logits(), 0
-        end = len(self._ids) if end is None else end
-        while done < end:
-            until = min(done + chunk, end)
+        while done < len(self._ids):
+            until = min(done + chunk, len(self._ids))
             found |= self._step(done, until, [at for at in positions if done <= at < until])
             done = until
             if not on_chunk(done):
@@ -174,11 +174,11 @@ def shuffled(num_blocks: int, rng: random.Random) -> list[int]:
     return table
 
 
-def checked_positions(length: int, chunk: int, block: int, windows: Iterable[int], count: int = 8) -> list[int]:
+def checked_positions(length: int, chunk: int, block: int, windows: Iterable[int]) -> list[int]:
     """Where to look: around the edges of blocks, chunks and windows, at the end, and some in between."""
     edges = {block, chunk, *(window for window in windows if window), length // 2 // chunk * chunk}
     near = {edge + step for edge in edges for step in (-1, 0, 1)}
-    spread = {round((length - 1) * part / count) for part in range(count + 1)}
+    spread = {round((length - 1) * part / SPREAD) for part in range(SPREAD + 1)}
     return sorted(position for position in near | spread if 0 <= position < length)
 
 

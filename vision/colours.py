@@ -11,7 +11,6 @@ import numpy.typing as npt
 from PIL import Image, TiffImagePlugin
 
 Bytes = npt.NDArray[np.uint8]
-Samples = npt.NDArray[np.generic]
 Convert = Callable[[Image.Image], Image.Image]
 
 BAND_PIXELS = 1 << 18

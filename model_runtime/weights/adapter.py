@@ -2,13 +2,13 @@
 Called by `opening.py`, engine and worker processes.
 """
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from model_runtime.architecture import Adapter, ModelConfig
+from model_runtime.hf_values import LARGEST
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.json_file import read_json
 from model_runtime.weights.safetensors_source import read_tensors
@@ -51,7 +51,7 @@ def with_adapter(folder: Path, config: ModelConfig, source: TensorSource) -> tup
 def _number(found: Mapping[str, object], key: str) -> float:
     """A positive number."""
     value = found.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
         raise CheckpointError(f"{CONFIG}: {key} must be a positive number, not {value!r}")
     return value
 

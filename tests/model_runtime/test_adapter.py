@@ -152,6 +152,7 @@ def test_a_config_is_read() -> None:
         ("r", 2.5),
         ("lora_alpha", None),
         ("lora_alpha", math.nan),
+        ("lora_alpha", 10**400),
         ("target_modules", "all-linear"),
         ("target_modules", ["q_proj", "up_proj"]),
         ("target_modules", []),
