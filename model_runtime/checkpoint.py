@@ -18,7 +18,7 @@ from model_runtime.models.decoder import Decoder, decoder_table
 from model_runtime.models.next_token import SHARED, next_token_prefix
 from model_runtime.opening import Opened, next_token_parameters, open_checkpoint
 from model_runtime.ops.registry import Ops
-from model_runtime.parallel import Alone, Collectives
+from model_runtime.parallel import ONE_RANK, Mesh
 from model_runtime.share import Share, whole_experts_of
 from model_runtime.stages import rank_shares
 from model_runtime.weights.load import EXACT, Precision, load_parameters
@@ -99,11 +99,10 @@ def _types(parameters: Parameters, device: torch.device, precision: Precision) -
     return dtype, usual_kv_dtype(dtype, integer_rows=parameters.row_bits > 0)
 
 
-def _exchange(
-    config: ModelConfig, collectives: Collectives, sharers: Collectives, whole_experts: bool
-) -> ExpertExchange | None:
-    """How this rank asks `sharers` for what their experts make of its rows."""
-    if not whole_experts or collectives.size > 1 or sharers.size == 1:
+def _exchange(config: ModelConfig, mesh: Mesh, whole_experts: bool) -> ExpertExchange | None:
+    """How this rank asks those that share its sequences for what their experts make of its rows."""
+    sharers = mesh.context
+    if not whole_experts or mesh.tensor.size > 1 or sharers.size == 1:
         return None
     return ExpertExchange(sharers, [part.count for part in whole_experts_of(config, sharers.size)])
 
@@ -126,28 +125,23 @@ def load_model(
     positions: int | None = None,
     precision: Precision = EXACT,
     cache: WeightCache | None = None,
-    collectives: Collectives | None = None,
+    mesh: Mesh = ONE_RANK,
     *,
     whole_experts: bool = False,
-    stage: int = 0,
-    num_stages: int = 1,
-    sharers: Collectives | None = None,
     offload: Offload | None = None,
 ) -> LoadedModel:
     """Load a checkpoint, or of many ranks this one's share. `progress` is told the finished share of the weights, 0 to
     1. The decoder gets tables for so many `positions`, or for all that the model was made for. `precision` is that of
     the decoder; the image side is always exact. `cache` is a folder for prepared weights of the decoder; only for
-    weights in this machine's memory, none in `offload`. With `whole_experts` a rank has some instead of columns of all,
-    or, if it shares no layers, instead of all that `sharers` of its sequences have. Of `num_stages`, the first has all
-    beside layers. Raises CheckpointError for a checkpoint that is missing, damaged or not supported, PlanError for one
-    that cannot be divided, or kept on the host."""
-    opened = open_checkpoint(model) if isinstance(model, Path) else model
-    collectives = Alone() if collectives is None else collectives
-    config, table, side = opened.config, decoder_table(opened.config), None if stage else opened.side
-    sharers, positions = sharers or Alone(), positions or config.max_position
-    shares = rank_shares(config, (collectives.size, sharers.size, num_stages), whole_experts=whole_experts)
-    share = shares[(stage * sharers.size + sharers.rank) * collectives.size + collectives.rank]
-    exchange = _exchange(config, collectives, sharers, whole_experts)
+    weights in this machine's memory, none in `offload`. `mesh` are the ranks that share the model, of whose stages the
+    first has all beside layers. With `whole_experts` a rank has some instead of columns of all, or, if it shares no
+    layers, instead of all that those who share its sequences have. Raises CheckpointError for a checkpoint that is
+    missing, damaged or not supported, PlanError for one that cannot be divided, or kept on the host."""
+    opened, layout = open_checkpoint(model) if isinstance(model, Path) else model, mesh.layout
+    config, table, side = opened.config, decoder_table(opened.config), None if layout.stage else opened.side
+    positions = positions or config.max_position
+    share = rank_shares(config, layout.sizes, whole_experts=whole_experts)[layout.rank]
+    exchange = _exchange(config, mesh, whole_experts)
     decoder_count = _numbers(table)
     count = decoder_count + (0 if side is None else side.num_parameters)
     done = _Progress(progress, count)
@@ -161,7 +155,7 @@ def load_model(
     dtype, kv_type = _types(parameters, device, precision)
     return LoadedModel(
         config=config,
-        decoder=Decoder(config, parameters, ops, device, positions, dtype, collectives, share, exchange),
+        decoder=Decoder(config, parameters, ops, device, positions, dtype, mesh.tensor, share, exchange),
         vision=vision,
         weight_bytes=weight_bytes,
         all_stages_bytes=weight_bytes * decoder_count // _numbers([part for part in table if part.is_in_stage(share)]),

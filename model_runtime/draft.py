@@ -16,12 +16,11 @@ from model_runtime.checkpoint import LoadedModel, load_model, load_next_token_la
 from model_runtime.config import RuntimeConfig
 from model_runtime.kv_store import storage_type
 from model_runtime.memory import PlanError, model_length
-from model_runtime.memory_caches import cache_block_bytes, next_token_block_bytes
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.next_token import NextTokenLayer
 from model_runtime.opening import Opened, open_checkpoint
 from model_runtime.ops.registry import Ops
-from model_runtime.parallel import Collectives
+from model_runtime.parallel import Collectives, tensor_mesh
 from model_runtime.runner import DraftModel
 from model_runtime.weights.load import Precision
 from model_runtime.weights.table import Parameters
@@ -51,15 +50,13 @@ class DraftPart:
     loaded: LoadedModel | None
     """None where it is the model's first layers."""
     weight_bytes: int
-    block_bytes: int
-    """Of its keys and values, and of what it needs of the model, a KV block."""
     cost: float
     """Of a step, in steps of the model: by the weights that it reads."""
     next_token: Parameters | None = None
     """Where it is the layer for multi-token prediction."""
 
 
-NO_DRAFT = DraftPart(loaded=None, weight_bytes=0, block_bytes=0, cost=0.0)
+NO_DRAFT = DraftPart(loaded=None, weight_bytes=0, cost=0.0)
 
 
 def load_draft(
@@ -82,19 +79,14 @@ def load_draft(
         return _first_layers(config.num_draft_layers, model)
     if config.method == "mtp":
         parameters = load_next_token_layer(opened, ops, device, precision, model.decoder.share)
-        return _next_token(parameters, model, scheduler, runtime)
+        return _next_token(parameters, model)
     length = model_length(model.config, runtime)
     draft = open_checkpoint(Path(config.model).expanduser())
     positions = min(length, draft.config.max_position)
-    loaded = load_model(draft, ops, device, lambda done: None, positions, precision, collectives=collectives)
+    mesh = tensor_mesh(collectives)
+    loaded = load_model(draft, ops, device, lambda done: None, positions, precision, mesh=mesh)
     _check(loaded, model, length)
-    own, kv_type = loaded.decoder.own, storage_type(runtime.kv_cache_dtype, loaded.kv_type)
-    return DraftPart(
-        loaded=loaded,
-        weight_bytes=loaded.weight_bytes,
-        block_bytes=cache_block_bytes(own, scheduler.block_size, kv_type),
-        cost=loaded.weight_bytes / model.all_stages_bytes,
-    )
+    return DraftPart(loaded=loaded, weight_bytes=loaded.weight_bytes, cost=loaded.weight_bytes / model.all_stages_bytes)
 
 
 def _check(draft: LoadedModel, model: LoadedModel, length: int) -> None:
@@ -123,20 +115,16 @@ def _first_layers(num_layers: int, model: LoadedModel) -> DraftPart:
     layer = hidden * (heads * config.head_dim + 3 * config.intermediate_size)
     head = hidden * config.vocab_size
     cost = (head + num_layers * layer) / (head + config.num_layers * layer)
-    return DraftPart(loaded=None, weight_bytes=0, block_bytes=0, cost=cost)
+    return DraftPart(loaded=None, weight_bytes=0, cost=cost)
 
 
-def _next_token(
-    parameters: Parameters, model: LoadedModel, scheduler: SchedulerConfig, runtime: RuntimeConfig
-) -> DraftPart:
-    """The part of a layer that also keeps what the model's final norm gives, and reads its output matrix."""
-    config, kv_type = model.decoder.own, storage_type(runtime.kv_cache_dtype, model.kv_type)
+def _next_token(parameters: Parameters, model: LoadedModel) -> DraftPart:
+    """The part of a layer that also reads the model's output matrix."""
     head = model.decoder.head
     assert head is not None, "speculation for a model that writes nothing"
     return DraftPart(
         loaded=None,
         weight_bytes=parameters.num_bytes,
-        block_bytes=next_token_block_bytes(config, scheduler.block_size, kv_type),
         cost=(parameters.num_bytes + head.num_bytes) / model.all_stages_bytes,
         next_token=parameters,
     )

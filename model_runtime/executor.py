@@ -142,11 +142,8 @@ def load_runner(
         pool.max_model_len,
         precision,
         _weight_cache(runtime, plain_ops),
-        ranks.mesh.tensor,
+        ranks.mesh,
         whole_experts=runtime.enable_expert_parallel,
-        sharers=ranks.mesh.context,
-        stage=layout.stage,
-        num_stages=layout.pipeline_size,
         offload=needs.offload,
     )
     part = load_draft(opened, scheduler, runtime, model, ops, device, precision, ranks.mesh.tensor)

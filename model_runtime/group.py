@@ -12,7 +12,7 @@ import torch
 
 from model_runtime.config import RuntimeConfig
 from model_runtime.layout import Layout, layout_of
-from model_runtime.parallel import Alone, Mesh, connect
+from model_runtime.parallel import ONE_RANK, Mesh, connect
 from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Runner
 from model_runtime.shared_collectives import share_memory
@@ -43,11 +43,7 @@ class Ranks:
     """What all ranks have room for, of what this one has; waits for the others."""
 
 
-ALONE = Ranks(
-    mesh=Mesh(layout=Layout(), tensor=Alone(), context=Alone(), pipeline=Alone()),
-    ranks_here=1,
-    agree=lambda facts: facts,
-)
+ALONE = Ranks(mesh=ONE_RANK, ranks_here=1, agree=lambda facts: facts)
 
 
 class StepMeter:

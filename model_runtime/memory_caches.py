@@ -1,5 +1,5 @@
-"""What the caches of layers take: a function for each kind of cache. Called by `planning.py` and `draft.py` before a
-model is loaded. Arithmetic only, on architectures as wide as a rank's share.
+"""What the caches of layers take: a function for each kind of cache. Called by `planning.py` before a model is
+loaded. Arithmetic only, on architectures as wide as a rank's share.
 """
 
 from dataclasses import replace

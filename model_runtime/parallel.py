@@ -247,6 +247,15 @@ class Mesh:
         )
 
 
+def tensor_mesh(tensor: Collectives) -> Mesh:
+    """Of ranks that share every layer, and nothing else."""
+    layout = Layout(rank=tensor.rank, tensor_size=tensor.size)
+    return Mesh(layout=layout, tensor=tensor, context=Alone(), pipeline=Alone())
+
+
+ONE_RANK = tensor_mesh(Alone())
+
+
 def connect(layout: Layout, rendezvous: str, ranks_here: int, device: torch.device, timeout_seconds: float) -> Mesh:
     """This rank's groups; of the time-out, which is also that of every collective, and errors see
     `rendezvous.open_store`."""

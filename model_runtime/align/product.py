@@ -28,7 +28,7 @@ from model_runtime.models.decoder import Decoder
 from model_runtime.opening import Opened, open_checkpoint
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
-from model_runtime.parallel import Alone, Collectives
+from model_runtime.parallel import Alone, Collectives, tensor_mesh
 from model_runtime.planning import offload_alone
 from model_runtime.shared_collectives import SharedMemoryCollectives
 from model_runtime.shared_memory import make_region
@@ -158,7 +158,7 @@ def _loaded(
         progress,
         product.positions,
         precision,
-        collectives=rank,
+        mesh=tensor_mesh(rank),
         whole_experts=runtime.enable_expert_parallel,
         offload=offload,
     )

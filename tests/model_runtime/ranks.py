@@ -22,10 +22,10 @@ T = TypeVar("T")
 LIMIT_S = 60.0
 
 
-def tensor_mesh(collectives: Collectives) -> Mesh:
-    """Ranks that share every layer."""
-    layout = Layout(rank=collectives.rank, tensor_size=collectives.size)
-    return Mesh(layout=layout, tensor=collectives, context=Alone(), pipeline=Alone())
+def stage_mesh(stage: int, num_stages: int) -> Mesh:
+    """Of a rank that is a stage of a pipeline, and hands nothing on by itself."""
+    layout = Layout(rank=stage, pipeline_size=num_stages)
+    return Mesh(layout=layout, tensor=Alone(), context=Alone(), pipeline=Alone())
 
 
 def on_threads(size: int, function: Callable[[TorchCollectives], T]) -> list[T]:

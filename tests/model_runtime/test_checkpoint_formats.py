@@ -16,7 +16,7 @@ from torch import Tensor
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.opening import Opened, open_checkpoint, open_configuration
 from model_runtime.ops import load_ops
-from model_runtime.parallel import Collectives
+from model_runtime.parallel import ONE_RANK, Collectives, Mesh, tensor_mesh
 from model_runtime.planning import Outline
 from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError
@@ -127,16 +127,14 @@ CASES: dict[str, Case] = {
 }
 
 
-def load(
-    folder: Path, collectives: Collectives | None = None, kernels: str = "auto", *, whole_experts: bool = False
-) -> LoadedModel:
+def load(folder: Path, mesh: Mesh = ONE_RANK, kernels: str = "auto", *, whole_experts: bool = False) -> LoadedModel:
     return load_model(
         folder,
         load_ops(DEVICE, kernels),
         DEVICE,
         lambda done: None,
         precision=HOW,
-        collectives=collectives,
+        mesh=mesh,
         whole_experts=whole_experts,
     )
 
@@ -157,7 +155,7 @@ def test_logits_and_memory(tmp_path: Path, name: str) -> None:
     (expected,) = reference_logits(model, [prompt])
 
     def logits(collectives: Collectives) -> Tensor:
-        return PagedRun(load(tmp_path, collectives).decoder).step({0: prompt})[0]
+        return PagedRun(load(tmp_path, tensor_mesh(collectives)).decoder).step({0: prompt})[0]
 
     loaded = load(tmp_path)
     assert difference(PagedRun(loaded.decoder).step({0: prompt})[0], expected) <= 1e-3
@@ -212,7 +210,7 @@ def test_experts_alone_may_be_quantised(tmp_path: Path) -> None:
     for whole_experts in (False, True):
 
         def logits(collectives: Collectives, whole: bool = whole_experts) -> Tensor:
-            return PagedRun(load(small, collectives, whole_experts=whole).decoder).step({0: prompt})[0]
+            return PagedRun(load(small, tensor_mesh(collectives), whole_experts=whole).decoder).step({0: prompt})[0]
 
         assert difference(on_threads(2, logits)[0], expected) <= 1e-3
 

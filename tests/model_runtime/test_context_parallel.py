@@ -35,15 +35,7 @@ class SharedRun(PagedRun):
         self.sequences = SharedSequences(mesh.context, WIDTH)
         ops = self.sequences.ops(load_ops(DEVICE, kernels))
         ops = replace(ops, layer_program=lambda layers, ranks, sharers: None) if eager else ops
-        loaded = load_model(
-            folder,
-            ops,
-            DEVICE,
-            lambda done: None,
-            collectives=mesh.tensor,
-            whole_experts=whole_experts,
-            sharers=mesh.context,
-        )
+        loaded = load_model(folder, ops, DEVICE, lambda done: None, mesh=mesh, whole_experts=whole_experts)
         super().__init__(loaded.decoder, WIDTH)
         self.block_size = self.sequences.stripes.block_size
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.ops import load_ops, set_threads
 from model_runtime.ops.registry import select
-from model_runtime.parallel import Alone, Collectives
+from model_runtime.parallel import Alone, Collectives, tensor_mesh
 from model_runtime.weights.errors import CheckpointError
 from tests.checkpoints import VOCAB_SIZE
 from tests.model_runtime.deepseek import YARN, make_model
@@ -170,7 +170,7 @@ def test_attention_in_fp8(tmp_path: Path) -> None:
 
     def logits(collectives: Collectives) -> Tensor:
         ops = load_ops(DEVICE, "auto")
-        decoder = load_model(tmp_path, ops, DEVICE, lambda fraction: None, collectives=collectives).decoder
+        decoder = load_model(tmp_path, ops, DEVICE, lambda fraction: None, mesh=tensor_mesh(collectives)).decoder
         return PagedRun(decoder).step({0: prompt})[0]
 
     for found in (logits(Alone()), on_shared_memory(2, logits)[0]):

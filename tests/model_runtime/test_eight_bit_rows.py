@@ -21,7 +21,7 @@ from model_runtime.memory import PlanError
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.layer import EagerLayers
 from model_runtime.ops import load_ops
-from model_runtime.parallel import Collectives
+from model_runtime.parallel import ONE_RANK, Mesh
 from model_runtime.quantized import dequantize, quantize
 from model_runtime.weights.load import Precision
 from scheduler.config import SchedulerConfig
@@ -40,9 +40,9 @@ STORED = Precision(row_bits=8)
 KERNELS = ["reference", "auto"]
 
 
-def load(path: Path, how: Precision, kernels: str, collectives: Collectives | None = None) -> Decoder:
+def load(path: Path, how: Precision, kernels: str, mesh: Mesh = ONE_RANK) -> Decoder:
     ops = load_ops(DEVICE, kernels)
-    return load_model(path, ops, DEVICE, lambda done: None, precision=how, collectives=collectives).decoder
+    return load_model(path, ops, DEVICE, lambda done: None, precision=how, mesh=mesh).decoder
 
 
 def in_float64(decoder: Decoder) -> Decoder:

@@ -14,14 +14,14 @@ from model_runtime.group import Ranks
 from model_runtime.layout import Layout
 from model_runtime.memory import PlanError, PoolSize, size_pool
 from model_runtime.memory_steps import activation_bytes
-from model_runtime.parallel import Mesh
+from model_runtime.parallel import Mesh, tensor_mesh
 from model_runtime.share import split
 from model_runtime.shared_collectives import SharedMemoryCollectives
 from scheduler.config import SchedulerConfig
 from scheduler.plan import ScoreRows, StepPlan, ints
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime.memory import MODEL, measured_bytes
-from tests.model_runtime.ranks import mesh_on_shared_memory, on_shared_memory, tensor_mesh
+from tests.model_runtime.ranks import mesh_on_shared_memory, on_shared_memory
 from tests.model_runtime.sampling_case import Row, to_plan
 
 SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=100, block_size=16)

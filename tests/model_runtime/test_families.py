@@ -19,10 +19,10 @@ from model_runtime.models.decoder import Decoder
 from model_runtime.models.families_hybrid import HYBRIDS
 from model_runtime.models.layer import EagerLayers
 from model_runtime.ops import load_ops
-from model_runtime.parallel import Collectives
+from model_runtime.parallel import ONE_RANK, Mesh, tensor_mesh
 from tests.family_cases import DRAWS, make_random_model
 from tests.model_runtime.paged import DEVICE, KEPT, PagedRun
-from tests.model_runtime.ranks import on_shared_memory
+from tests.model_runtime.ranks import on_shared_memory, stage_mesh
 from tests.model_runtime.test_alignment import random_prompts, reference_logits
 
 SEEDS = int(os.environ.get("FAMILY_SEEDS", "2"))
@@ -39,9 +39,9 @@ class Case:
     expected: list[Tensor]
     tolerance: float
 
-    def decoder(self, kernels: str, collectives: Collectives | None = None) -> Decoder:
+    def decoder(self, kernels: str, mesh: Mesh = ONE_RANK) -> Decoder:
         ops = load_ops(DEVICE, kernels)
-        return load_model(self.folder, ops, DEVICE, lambda fraction: None, collectives=collectives).decoder
+        return load_model(self.folder, ops, DEVICE, lambda fraction: None, mesh=mesh).decoder
 
 
 @pytest.fixture(scope="module", params=[(family, seed) for family in DRAWS for seed in range(SEEDS)], ids=str)
@@ -86,7 +86,9 @@ def test_logits_are_those_of_transformers(case: Case, kernels: str) -> None:
 
 
 def test_two_ranks(case: Case) -> None:
-    found = on_shared_memory(2, lambda collectives: logits(case.decoder("auto", collectives), case.prompts))
+    found = on_shared_memory(
+        2, lambda collectives: logits(case.decoder("auto", tensor_mesh(collectives)), case.prompts)
+    )
     assert_aligned(found[0], case)
 
 
@@ -96,7 +98,7 @@ class Stages:
     def __init__(self, folder: Path) -> None:
         ops = load_ops(DEVICE, "auto")
         self._first, self._last = (
-            load_model(folder, ops, DEVICE, lambda fraction: None, stage=stage, num_stages=2).decoder
+            load_model(folder, ops, DEVICE, lambda fraction: None, mesh=stage_mesh(stage, 2)).decoder
             for stage in range(2)
         )
         self.logits, self._count = self._first.logits, len(self._first.layers)

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from model_runtime.checkpoint import load_model
 from model_runtime.ops import load_ops
+from model_runtime.parallel import Alone, Collectives, tensor_mesh
 from model_runtime.weights.gguf_config import read_gguf_config
 from model_runtime.weights.gguf_families import ARCHITECTURES
 from model_runtime.weights.gguf_file import read_gguf
@@ -177,12 +178,12 @@ def test_logits_are_those_of_the_checkpoint(case: tuple[Path, PreTrainedModel]) 
     (expected,) = reference_logits(model, [prompt])
     ops = load_ops(DEVICE, "reference")
 
-    def logits(collectives: object) -> Tensor:
-        loaded = load_model(path, ops, DEVICE, lambda done: None, collectives=collectives)  # type: ignore[arg-type]
+    def logits(collectives: Collectives) -> Tensor:
+        loaded = load_model(path, ops, DEVICE, lambda done: None, mesh=tensor_mesh(collectives))
         return PagedRun(loaded.decoder).step({0: prompt})[0]
 
     assert expected.std() > 0.1
-    for found in (logits(None), on_threads(2, logits)[0]):
+    for found in (logits(Alone()), on_threads(2, logits)[0]):
         assert (found - expected).abs().max().item() <= 1e-4
 
 

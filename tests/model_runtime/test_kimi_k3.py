@@ -24,10 +24,10 @@ from model_runtime.memory import PlanError
 from model_runtime.memory_caches import cache_block_bytes, state_bytes
 from model_runtime.models.decoder import Decoder, decoder_table
 from model_runtime.models.depth import Mixture
-from model_runtime.opening import open_checkpoint, open_configuration
+from model_runtime.opening import open_configuration
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import Ops
-from model_runtime.parallel import Alone, Collectives
+from model_runtime.parallel import ONE_RANK, Alone, Mesh, tensor_mesh
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.table import Parameters
 from tests.model_runtime import kimi_k3
@@ -35,7 +35,7 @@ from tests.model_runtime.deepseek import EXPERTS
 from tests.model_runtime.memory import MODEL, assert_activations_as_planned
 from tests.model_runtime.op_cases import randn
 from tests.model_runtime.paged import DEVICE, PagedRun
-from tests.model_runtime.ranks import on_shared_memory
+from tests.model_runtime.ranks import on_shared_memory, stage_mesh
 from tests.model_runtime.test_alignment import random_prompts
 from tests.model_runtime.test_families import BLOCK, SHARED_BLOCKS, logits
 
@@ -44,9 +44,9 @@ TOLERANCE = 3e-4
 LENGTHS = (37, 1, 19)
 
 
-def loaded(folder: Path, kernels: str, group: Collectives | None = None, *, whole: bool = False) -> Decoder:
+def loaded(folder: Path, kernels: str, mesh: Mesh = ONE_RANK, *, whole: bool = False) -> Decoder:
     ops = load_ops(DEVICE, kernels)
-    return load_model(folder, ops, DEVICE, lambda done: None, collectives=group, whole_experts=whole).decoder
+    return load_model(folder, ops, DEVICE, lambda done: None, mesh=mesh, whole_experts=whole).decoder
 
 
 def test_the_whole_model(tmp_path: Path) -> None:
@@ -57,7 +57,9 @@ def test_the_whole_model(tmp_path: Path) -> None:
     expected.append(expected[-1][SHARED_BLOCKS * BLOCK :])
     alone = [logits(loaded(tmp_path, kernels), prompts) for kernels in ("auto", "reference")]
     ranks = [
-        on_shared_memory(2, lambda group, whole=whole: logits(loaded(tmp_path, "auto", group, whole=whole), prompts))[0]
+        on_shared_memory(
+            2, lambda group, whole=whole: logits(loaded(tmp_path, "auto", tensor_mesh(group), whole=whole), prompts)
+        )[0]
         for whole in (False, True)
     ]
     for found in (*alone, *ranks):
@@ -106,7 +108,7 @@ def test_the_whole_model_in_float64(tmp_path: Path) -> None:
 def test_stages_are_refused(tmp_path: Path) -> None:
     kimi_k3.write_checkpoint(tmp_path)
     with pytest.raises(PlanError, match=r"groups of earlier layers .* leave pipeline_parallel_size out"):
-        load_model(open_checkpoint(tmp_path), load_ops(DEVICE, "auto"), DEVICE, lambda done: None, num_stages=2)
+        load_model(tmp_path, load_ops(DEVICE, "auto"), DEVICE, lambda done: None, mesh=stage_mesh(0, 2))
 
 
 def test_alignment_is_refused(tmp_path: Path) -> None:

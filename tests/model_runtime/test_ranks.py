@@ -9,7 +9,7 @@ import pytest
 from model_runtime.config import RuntimeConfig
 from model_runtime.executor import load_executor, load_runner
 from model_runtime.group import Ranks
-from model_runtime.parallel import Alone, Collectives
+from model_runtime.parallel import Alone, Collectives, tensor_mesh
 from model_runtime.transport import PoolFacts
 from scheduler.config import SchedulerConfig, SpeculativeConfig, SpeculativeMethod
 from scheduler.plan import StepPlan, StepResult, ints
@@ -20,7 +20,7 @@ from tests.adapters import write_adapter
 from tests.checkpoints import make_checkpoint, make_model
 from tests.model_runtime import deepseek
 from tests.model_runtime.next_token import make as make_predicting
-from tests.model_runtime.ranks import on_shared_memory, on_threads, tensor_mesh
+from tests.model_runtime.ranks import on_shared_memory, on_threads
 from tests.model_runtime.test_tensor_parallel import First, Last
 from tests.vision.preprocess_pictures import as_pil, picture
 from tests.vlm import make_vlm

@@ -10,6 +10,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from model_runtime.checkpoint import load_model
 from model_runtime.ops import load_ops
+from model_runtime.parallel import Alone, Collectives, tensor_mesh
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.mxfp4 import Mxfp4
 from model_runtime.weights.safetensors_source import read_safetensors
@@ -66,12 +67,12 @@ def make_packed(folder: Path) -> list[torch.Tensor]:
 def test_mxfp4_checkpoint(tmp_path: Path, ranks: int) -> None:
     (expected,), (prompt,) = make_packed(tmp_path), random_prompts((23,))
 
-    def logits(collectives: object) -> torch.Tensor:
+    def logits(collectives: Collectives) -> torch.Tensor:
         ops = load_ops(DEVICE, "auto")
-        loaded = load_model(tmp_path, ops, DEVICE, lambda done: None, collectives=collectives)  # type: ignore[arg-type]
+        loaded = load_model(tmp_path, ops, DEVICE, lambda done: None, mesh=tensor_mesh(collectives))
         return PagedRun(loaded.decoder).step({0: prompt})[0]
 
-    found = logits(None) if ranks == 1 else on_threads(ranks, logits)[0]
+    found = logits(Alone()) if ranks == 1 else on_threads(ranks, logits)[0]
     assert (found - expected).abs().max() <= 1e-4
 
 

@@ -22,6 +22,7 @@ from tests.model_runtime import deepseek
 from tests.model_runtime.deepseek import EXPERTS
 from tests.model_runtime.memory import MODEL
 from tests.model_runtime.paged import DEVICE
+from tests.model_runtime.ranks import stage_mesh
 from tests.model_runtime.test_share import SMOLLM2
 
 
@@ -75,7 +76,7 @@ def test_of_experts_those_count_that_a_token_reads() -> None:
 def loaded(folder: Path, num_stages: int) -> list[LoadedModel]:
     ops = load_ops(DEVICE, "reference")
     return [
-        load_model(folder, ops, DEVICE, lambda done: None, stage=stage, num_stages=num_stages)
+        load_model(folder, ops, DEVICE, lambda done: None, mesh=stage_mesh(stage, num_stages))
         for stage in range(num_stages)
     ]
 

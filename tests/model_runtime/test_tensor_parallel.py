@@ -10,7 +10,7 @@ from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.checkpoint import load_model
 from model_runtime.models.decoder import Decoder
 from model_runtime.ops import load_ops
-from model_runtime.parallel import Alone, Collectives
+from model_runtime.parallel import Alone, Collectives, tensor_mesh
 from tests.checkpoints import make_checkpoint
 from tests.family_cases import DRAWS, make_random_model
 from tests.model_runtime import deepseek
@@ -54,11 +54,9 @@ def make(folder: Path, name: str) -> None:
         make_checkpoint(folder, family, overrides)
 
 
-def load(folder: Path, kernels: str, collectives: Collectives | None, *, whole_experts: bool = False) -> Decoder:
-    ops = load_ops(DEVICE, kernels)
-    return load_model(
-        folder, ops, DEVICE, lambda done: None, collectives=collectives, whole_experts=whole_experts
-    ).decoder
+def load(folder: Path, kernels: str, collectives: Collectives, *, whole_experts: bool = False) -> Decoder:
+    ops, mesh = load_ops(DEVICE, kernels), tensor_mesh(collectives)
+    return load_model(folder, ops, DEVICE, lambda done: None, mesh=mesh, whole_experts=whole_experts).decoder
 
 
 def logits(decoder: Decoder, texts: dict[int, list[int]]) -> dict[int, Tensor]:
@@ -77,7 +75,7 @@ def on_ranks(folder: Path, kernels: str, size: int, texts: dict[int, list[int]] 
 @pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in CASES), ("uneven", 3), ("deepseek", 3)])
 def test_logits_are_those_of_one_rank(tmp_path: Path, name: str, size: int) -> None:
     make(tmp_path, name)
-    expected, found = logits(load(tmp_path, "reference", None), TEXTS), on_ranks(tmp_path, "reference", size)
+    expected, found = logits(load(tmp_path, "reference", Alone()), TEXTS), on_ranks(tmp_path, "reference", size)
     for index, text in TEXTS.items():
         assert found[index].shape == expected[index].shape == (len(text), 259)
         assert (found[index] - expected[index]).abs().max().item() <= TOLERANCE
@@ -87,7 +85,7 @@ def test_logits_are_those_of_one_rank(tmp_path: Path, name: str, size: int) -> N
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_may_have_whole_experts(tmp_path: Path, size: int) -> None:
     make(tmp_path, "deepseek")
-    expected = logits(load(tmp_path, "auto", None), TEXTS)
+    expected = logits(load(tmp_path, "auto", Alone()), TEXTS)
 
     def one(collectives: Collectives) -> tuple[dict[int, Tensor], int]:
         decoder = load(tmp_path, "auto", collectives, whole_experts=True)

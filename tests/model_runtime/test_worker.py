@@ -10,13 +10,13 @@ from model_runtime.config import RuntimeInfo
 from model_runtime.executor import Executor
 from model_runtime.group import local_place
 from model_runtime.leading import OtherRanks
-from model_runtime.parallel import Alone, Collectives, Layout
+from model_runtime.parallel import Alone, Collectives, Layout, tensor_mesh
 from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Runner
 from model_runtime.transport import Followers, Leader, PoolFacts
 from model_runtime.worker import Follower
 from scheduler.plan import StepPlan
-from tests.model_runtime.ranks import on_shared_memory, tensor_mesh
+from tests.model_runtime.ranks import on_shared_memory
 from tests.model_runtime.test_plan_frames import full_plan
 
 
