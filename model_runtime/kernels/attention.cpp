@@ -154,9 +154,12 @@ template <class T> void attend_segments(const Problem& p, const std::vector<Item
     }
 }
 
-// Every token sees keys that exist, and unless they are some of its keys alone, itself.
+// Every sequence has blocks that exist; every token sees keys that exist, and unless they are some of its keys alone,
+// itself.
 bool within(const Problem& p) {
-    for (int64_t s = 0; p.visible_ends && s < p.S; s++) {
+    for (int64_t s = 0; s < p.S; s++) {
+        if (!has_blocks(p.tables + p.table_starts[s], p.kv_lens[s], p.B, p.kv.num_slots)) return false;
+        if (!p.visible_ends) continue;
         const int64_t first = p.query_starts[s], position = p.kv_lens[s] - (p.query_starts[s + 1] - first);
         for (int64_t token = first; token < p.query_starts[s + 1]; token++) {
             const int64_t end = p.visible_ends[token], own = position + token - first;
@@ -216,27 +219,29 @@ void merge_attention(float* states, int64_t count, int64_t rows, int64_t D, floa
     });
 }
 
-// `scales` is null unless the cache is int8, `visible_ends` may be null. Returns 1, having done nothing, if `visible_ends`
-// names a key that does not exist.
+// `scales` is null unless the cache is int8, `visible_ends` may be null. Returns 1, having done nothing, if a table or
+// `visible_ends` names what does not exist.
 extern "C" int64_t fl_paged_attention(const float* qkv, void* key, void* value, float* scales, int64_t storage,
-                                      float* out, const int32_t* query_starts, const int32_t* kv_lens,
+                                      int64_t num_slots, float* out, const int32_t* query_starts, const int32_t* kv_lens,
                                       const int32_t* tables, const int32_t* table_starts, const int32_t* visible_ends,
                                       int64_t S, int64_t H, int64_t G, int64_t D, int64_t absent, int64_t group,
                                       int64_t B, float scale, int64_t window, float softcap, const float* sinks) {
     const StepBatch batch{query_starts, kv_lens, tables, table_starts, nullptr, nullptr, visible_ends, 0, S, B};
     const Heads heads{H, G, D, absent, group};
-    return !paged_attention(qkv, {key, value, scales, storage, 0}, batch, heads, {scale, softcap, window, sinks}, out);
+    const KVLayer kv{key, value, scales, storage, num_slots};
+    return !paged_attention(qkv, kv, batch, heads, {scale, softcap, window, sinks}, out);
 }
 
-// See partial_attention. Returns 1, having done nothing, for keys that do not exist.
+// See partial_attention. Returns 1, having done nothing, for blocks or keys that do not exist.
 extern "C" int64_t fl_partial_attention(const float* query, void* key, void* value, float* scales, int64_t storage,
-                                        float* states, const int32_t* query_starts, const int32_t* kv_lens,
+                                        int64_t num_slots, float* states, const int32_t* query_starts, const int32_t* kv_lens,
                                         const int32_t* tables, const int32_t* table_starts, const int32_t* begins,
                                         const int32_t* ends, int64_t S, int64_t H, int64_t G, int64_t D,
                                         int64_t absent, int64_t group, int64_t B, float scale, float softcap) {
     const StepBatch keys{query_starts, kv_lens, tables, table_starts, nullptr, nullptr, ends, 0, S, B};
     const Heads heads{H, G, D, absent, group};
-    return !partial_attention(query, {key, value, scales, storage, 0}, keys, begins, heads, {scale, softcap, 0}, states);
+    const KVLayer kv{key, value, scales, storage, num_slots};
+    return !partial_attention(query, kv, keys, begins, heads, {scale, softcap, 0}, states);
 }
 
 // See merge_attention.

@@ -220,9 +220,10 @@ int64_t exchange(Collective& c, const char* mine, const int64_t* bytes, char* co
         if (const int64_t lost = arrive(c)) return lost;
         for (int64_t rank = 0; rank < c.size; rank++) {
             const int64_t begin = std::max(begins[rank], done), end = std::min(ends[rank], done + c.slot_bytes);
+            if (!into[rank] || begin >= end) continue;
             const char* from = rank == c.rank ? mine + begin : slots[rank] + begin - done;
             char* to = into[rank] + begin - begins[rank];
-            if (into[rank] && begin < end && from != to) std::memcpy(to, from, end - begin);
+            if (from != to) std::memcpy(to, from, end - begin);
         }
     }
     return 0;

@@ -85,7 +85,7 @@ struct QuantizedRows {
 
 inline int64_t row_groups(int64_t M) { return divide_up(M, QuantizedRows::GROUP); }
 
-// Memory that M quantised rows for a matrix take, and their places in memory aligned to 64 bytes.
+// Memory that M quantised rows for a matrix take, and their places in memory that floats may lie in.
 int64_t quantized_rows_bytes(int64_t M, const Matrix& w);
 QuantizedRows quantized_rows_at(void* memory, int64_t M, const Matrix& w);
 
@@ -95,8 +95,8 @@ void quantize_rows(const float* x, int64_t M, int64_t K, const QuantizedRows& ou
 
 // y[M][N] = x[M][K] w[N][K]^T + bias. With s the exact integer sum of a block, dw, mw its scale and minimum, dx and sx
 // the row's scale and scaled sum, a number of y is over the blocks in order fused(s, dw * dx, y), with a minimum followed
-// by fused(mw, sx, y). That of a zero point is -zero * dw. Q6_K's halves of a block are added one after the other. MXFP4's integers are twice its numbers, and its scales half as large.
-// The bias comes last.
+// by fused(mw, sx, y). That of a zero point is -zero * dw. Q6_K's halves of a block are added one after the other.
+// MXFP4's integers are twice its numbers, and its scales half as large. The bias comes last.
 void linear_quantized(const Matrix& w, const QuantizedRows& x, int64_t M, float* y);
 
 // The same from rows of floats, which are quantised first.

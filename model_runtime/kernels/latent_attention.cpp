@@ -210,9 +210,9 @@ template <class T> void attend(const Problem& p, const std::vector<Item>& items,
 
 }  // namespace
 
-// Returns 1, having done nothing, if `ends` names a row that does not exist.
+// Returns 1, having done nothing, if a table or `ends` names what does not exist.
 extern "C" int64_t fl_latent_attention(const float* query, const void* rows, const float* scales, int64_t storage,
-                                       float* out, const int32_t* query_starts, const int32_t* kv_lens,
+                                       int64_t num_slots, float* out, const int32_t* query_starts, const int32_t* kv_lens,
                                        const int32_t* tables, const int32_t* table_starts, const int32_t* ends,
                                        int64_t S, int64_t H, int64_t X, int64_t L, int64_t B, float scale) {
     const Problem p{query, rows, scales, storage, out, query_starts, kv_lens, tables, table_starts,
@@ -220,6 +220,7 @@ extern "C" int64_t fl_latent_attention(const float* query, const void* rows, con
     std::vector<Item> items;
     int64_t segments = 0;
     for (int64_t s = 0; s < S; s++) {
+        if (!has_blocks(tables + table_starts[s], kv_lens[s], B, num_slots)) return 1;
         for (int64_t token = query_starts[s]; ends && token < query_starts[s + 1]; token++)
             if (ends[token] < 0 || ends[token] > kv_lens[s]) return 1;
         for (int64_t first = 0; first < p.tokens(s) * H; first += WIDEST * W) {

@@ -42,7 +42,8 @@ struct KVLayer {
 bool rope_and_cache(float* qkv, const Rope& rope, const StepBatch& batch, const KVLayer& kv, const Heads& heads);
 
 // How a query weighs keys: products times `scale`, through softcap * tanh(score / softcap) if softcap > 0; a window > 0
-// hides older keys, and with one < 0 sight begins at the last multiple of -window; sinks[H], or null, are scores beside those of the keys, which no value belongs to.
+// hides older keys, and with one < 0 sight begins at the last multiple of -window; sinks[H], or null, are scores beside
+// those of the keys, which no value belongs to.
 struct Scoring {
     float scale, softcap;
     int64_t window;
@@ -53,6 +54,11 @@ struct Scoring {
 inline int64_t first_key(int64_t position, int64_t window) {
     if (window < 0) return position - position % -window;
     return window ? std::max<int64_t>(0, position - window + 1) : 0;
+}
+
+// Whether all blocks of a sequence with so many keys are among the cache's.
+inline bool has_blocks(const int32_t* table, int64_t kv_len, int64_t B, int64_t num_slots) {
+    return std::all_of(table, table + (kv_len + B - 1) / B, [=](int64_t b) { return 0 <= b && b < num_slots / B; });
 }
 
 // out[T][H D]: attention of each query over the keys of its sequence.

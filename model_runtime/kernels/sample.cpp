@@ -97,7 +97,8 @@ int32_t draw_filtered(const Blocks& blocks, const Weigher& weigh, int64_t top_k,
         some.collect(blocks, scratch.maxima, nucleus_bound(blocks, all, top_p, total));
         some.weigh(all);
     }
-    if (top_p < 1) some.keep_first(int64_t(std::ceil(top_p * double(total))));
+    // the most likely token always stays, though a top_p below all float32 has come as 0
+    if (top_p < 1) some.keep_first(std::max<int64_t>(1, int64_t(std::ceil(top_p * double(total)))));
     int64_t target = part_of(some.weigh(weigh), bits);
     return some.id[find_weight(some.weight.data(), target)];
 }

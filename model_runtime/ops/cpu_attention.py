@@ -15,6 +15,8 @@ from model_runtime.ops.registry import HeadShape, RopeTable, Scoring, register
 
 KV_STORAGE = {**STORAGE, torch.int8: 3}
 """How the kernels number the storage types of the KV cache."""
+NO_KEYS = "a token is to see keys that its sequence does not have, or blocks that are not there"
+"""What a kernel of attention refuses."""
 
 
 @register("qk_norm", "cpu")
@@ -53,7 +55,6 @@ def rope_and_cache(qkv_TE: Tensor, rope: RopeTable, batch: Batch, kv: KVLayer, s
         batch.rope_rows_T.data_ptr(),
         batch.slots_T.data_ptr(),
         *kv_arguments(kv, batch.block_size, shape),
-        kv.key_NHDB.shape[0] * batch.block_size,
         qkv_TE.shape[0],
         shape.num_heads,
         shape.num_kv_heads,
@@ -91,7 +92,7 @@ def paged_attention(qkv_TE: Tensor, kv: KVLayer, batch: Batch, shape: HeadShape,
         scoring.softcap,
         sinks,
     )
-    assert not failed, "a token is to see keys that its sequence does not have"
+    assert not failed, NO_KEYS
     return out_TC
 
 
@@ -122,7 +123,7 @@ def partial_attention(query_TC: Tensor, kv: KVLayer, ranges: KeyRanges, shape: H
         scoring.scale,
         scoring.softcap,
     )
-    assert not failed, "a token is to see keys that its sequence does not have"
+    assert not failed, NO_KEYS
     return states_THX
 
 
@@ -141,8 +142,9 @@ def _assert_heads(qkv_TE: Tensor, shape: HeadShape) -> None:
     assert qkv_TE.shape[1] == width, f"qkv has {qkv_TE.shape[1]} columns, the heads need {width}"
 
 
-def kv_arguments(kv: KVLayer, block_size: int, shape: HeadShape) -> tuple[int, int, int, int]:
-    """Keys, values, scales and how they are stored, for a kernel. Their layout must be that of the batch and heads."""
+def kv_arguments(kv: KVLayer, block_size: int, shape: HeadShape) -> tuple[int, int, int, int, int]:
+    """Keys, values, scales, how they are stored and how many slots there are, for a kernel. Their layout must be that
+    of the batch and heads."""
     heads = (kv.key_NHDB.shape[0], shape.num_kv_heads)
     expected = (*heads, shape.head_dim, block_size)
     assert kv.key_NHDB.shape == expected, f"keys are {tuple(kv.key_NHDB.shape)}, expected {expected}"
@@ -155,7 +157,7 @@ def kv_arguments(kv: KVLayer, block_size: int, shape: HeadShape) -> tuple[int, i
         assert_plain(kv.scales_NH2B)
         assert kv.scales_NH2B.shape == (*heads, 2, block_size), "scales are not those of the keys and values"
         scales = kv.scales_NH2B.data_ptr()
-    return kv.key_NHDB.data_ptr(), kv.value_NHBD.data_ptr(), scales, KV_STORAGE[dtype]
+    return kv.key_NHDB.data_ptr(), kv.value_NHBD.data_ptr(), scales, KV_STORAGE[dtype], kv.num_blocks * block_size
 
 
 def norms_whole_rows(q_weight: Tensor, k_weight: Tensor, shape: HeadShape) -> bool:

@@ -11,7 +11,7 @@ from model_runtime.batch import Batch, KeyRanges
 from model_runtime.kernels.library import library
 from model_runtime.latent_store import LatentLayer
 from model_runtime.ops.cpu import STORAGE, assert_plain
-from model_runtime.ops.cpu_attention import KV_STORAGE
+from model_runtime.ops.cpu_attention import KV_STORAGE, NO_KEYS
 from model_runtime.ops.registry import PackedWeight, RopeTable, register
 
 
@@ -60,7 +60,6 @@ def rope_and_cache_latent(query_THX: Tensor, row_TX: Tensor, rope: RopeTable, ba
         batch.rope_rows_T.data_ptr(),
         batch.slots_T.data_ptr(),
         *_rows(kv, width),
-        kv.num_blocks * kv.block_size,
         num_tokens,
         num_heads,
         width,
@@ -104,16 +103,17 @@ def _attention(
         kv.block_size,
         scale,
     )
-    assert not failed, "a token is to see keys that its sequence does not have"
+    assert not failed, NO_KEYS
     return out_THL
 
 
-def _rows(kv: LatentLayer, width: int) -> tuple[int, int, int]:
-    """Rows, scales and how they are stored, for a kernel."""
+def _rows(kv: LatentLayer, width: int) -> tuple[int, int, int, int]:
+    """Rows, scales, how they are stored and how many slots there are, for a kernel."""
     assert kv.rows_NBX.shape[2] == width, f"rows of {kv.rows_NBX.shape[2]} numbers, expected {width}"
     assert kv.dtype in KV_STORAGE and kv.rows_NBX.is_contiguous(), f"no kernel for a cache of {kv.dtype}"
     assert (kv.scales_NB2 is not None) == (kv.dtype == torch.int8), "scales belong to int8"
-    if kv.scales_NB2 is None:
-        return kv.rows_NBX.data_ptr(), 0, KV_STORAGE[kv.dtype]
-    assert_plain(kv.scales_NB2)
-    return kv.rows_NBX.data_ptr(), kv.scales_NB2.data_ptr(), KV_STORAGE[kv.dtype]
+    scales = 0
+    if kv.scales_NB2 is not None:
+        assert_plain(kv.scales_NB2)
+        scales = kv.scales_NB2.data_ptr()
+    return kv.rows_NBX.data_ptr(), scales, KV_STORAGE[kv.dtype], kv.num_blocks * kv.block_size

@@ -76,7 +76,7 @@ class LayerProgram:
             _pointer(x_TC),
         )
         assert failed >= 0, (
-            "a position, slot or key of the batch is outside the rope table, the KV cache or its sequence"
+            "a position, slot, block or key of the batch is outside the rope table, the KV cache or its sequence"
         )
         for group in (self._ranks, self._sharers):
             if group is not None:
@@ -102,7 +102,7 @@ class LayerProgram:
             return
         assert len(kv) == len(self._layers), f"{len(kv)} caches for {len(self._layers)} layers"
         caches = (
-            CKVLayer(*kv_arguments(cache, block_size, layer.shape), cache.num_blocks * block_size)
+            CKVLayer(*kv_arguments(cache, block_size, layer.shape))
             for cache, layer in zip(map(keys_and_values, kv), self._layers, strict=True)
         )
         self._kv, self._caches = kv, (CKVLayer * len(kv))(*caches)

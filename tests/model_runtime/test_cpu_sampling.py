@@ -43,6 +43,13 @@ def test_both_samplers_keep_the_same_tokens(options: dict[str, float]) -> None:
         assert set(np.flatnonzero(draws(each, logits, row, 4000))) == set(kept)
 
 
+def test_a_top_p_below_all_float32_keeps_one_token() -> None:
+    logits_NV = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 6007)).astype(np.float32))
+    for top_k in (0, 5):
+        rows = to_plan([Row(temperature=1.0, top_p=1e-50, top_k=top_k, seed=seed) for seed in range(4)])
+        assert list(compiled().sample(logits_NV, rows)[0]) == logits_NV.argmax(dim=1).tolist()
+
+
 def test_the_compiled_sampler_draws_the_numbers_of_the_reference() -> None:
     """65 536 equally likely tokens show the first 16 bits of a draw."""
     rows = to_plan([Row(temperature=1.0, seed=2**64 - 1 - seed, counter=2**40 + seed) for seed in range(50)])

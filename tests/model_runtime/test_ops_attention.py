@@ -260,3 +260,15 @@ def test_paged_attention_refuses_keys_that_do_not_exist(end: int) -> None:
     batch = replace(batch_of([2], [12], 4, 8), visible_ends_T=torch.tensor([11, end], dtype=torch.int32))
     with pytest.raises(AssertionError, match="keys that its sequence does not have"):
         ops.paged_attention(randn(2, 24), kv_cache(shape, 8, 4), batch, shape, Scoring(scale=1.0))
+
+
+@pytest.mark.parametrize("block", [-1, 8])
+def test_attention_refuses_blocks_that_do_not_exist(block: int) -> None:
+    """Also of tokens that were computed before, to whose keys nothing is written."""
+    ops, shape, batch = compiled(), SHAPES[0], batch_of([2], [12], 4, 8)
+    tables = batch.block_tables.clone()
+    tables[0] = block
+    with pytest.raises(AssertionError, match="blocks that are not there"):
+        ops.paged_attention(
+            randn(2, 24), kv_cache(shape, 8, 4), replace(batch, block_tables=tables), shape, Scoring(scale=1.0)
+        )

@@ -114,6 +114,15 @@ def test_positions_and_slots_that_do_not_exist() -> None:
             ops.rope_and_cache_latent(randn(2, 1, 12), randn(2, 12), rope, batch, kv)
 
 
+@pytest.mark.parametrize("block", [-1, 8])
+def test_blocks_that_do_not_exist(block: int) -> None:
+    batch = batch_of([2], [12], 4, 8)
+    tables = batch.block_tables.clone()
+    tables[0] = block
+    with pytest.raises(AssertionError, match="blocks that are not there"):
+        compiled().latent_attention(randn(2, 3, 32), cache(24, 8, 8, 4), replace(batch, block_tables=tables), 1.0)
+
+
 @pytest.mark.parametrize("dtype", KV_TYPES)
 @pytest.mark.parametrize("block_size", [1, 16, 256])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

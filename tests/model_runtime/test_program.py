@@ -295,5 +295,7 @@ def test_numbers_that_index_memory_are_checked() -> None:
         decoder.forward(replace(batch, slots_T=beyond), kv)
     with pytest.raises(AssertionError, match="outside"):
         decoder.forward(replace(batch, rope_rows_T=batch.rope_rows_T + MAX_LEN), kv)
+    with pytest.raises(AssertionError, match="outside"):
+        decoder.forward(replace(batch, block_tables=batch.block_tables + NUM_BLOCKS), kv)
     with pytest.raises(AssertionError, match="caches for 3 layers"):
         decoder.forward(batch, kv[:2])

@@ -139,3 +139,5 @@ def test_keys_that_do_not_exist_are_refused() -> None:
     for name, wrong in (("ends_T", keys.ends_T + 400), ("begins_T", keys.begins_T - 1), ("begins_T", keys.ends_T + 1)):
         with pytest.raises(AssertionError, match="keys that its sequence does not have"):
             ops.partial_attention(query, kv, replace(keys, **{name: wrong}), shape, SCORING)
+    with pytest.raises(AssertionError, match="blocks that are not there"):
+        ops.partial_attention(query, kv, replace(keys, block_tables=keys.block_tables + num_blocks), shape, SCORING)
