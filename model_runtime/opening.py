@@ -19,8 +19,9 @@ from model_runtime.weights.adapter import CONFIG as ADAPTER_CONFIG
 from model_runtime.weights.adapter import has_adapter, with_adapter
 from model_runtime.weights.declared import declared_dtype, declared_text, declared_vision
 from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.gguf_config import ROPE_DIVISORS, read_gguf_config
+from model_runtime.weights.gguf_config import read_gguf_config
 from model_runtime.weights.gguf_file import read_gguf
+from model_runtime.weights.gguf_rope import ROPE_TENSORS
 from model_runtime.weights.gguf_source import gguf_tensors
 from model_runtime.weights.json_file import read_json, read_json_if_any
 from model_runtime.weights.matrices import matrices_of
@@ -53,7 +54,7 @@ class Opened:
         config = self.config
         is_tied_head = key == TIED_HEAD_KEY and config.tie_word_embeddings
         drafts = tuple(f"model.layers.{config.num_layers + index}." for index in range(config.num_draft_layers))
-        return is_tied_head or key.endswith("rotary_emb.inv_freq") or key == ROPE_DIVISORS or key.startswith(drafts)
+        return is_tied_head or key.endswith("rotary_emb.inv_freq") or key in ROPE_TENSORS or key.startswith(drafts)
 
 
 def open_checkpoint(path: Path, image_folder: Path | None = None) -> Opened:
@@ -76,7 +77,8 @@ def _open_model(path: Path) -> Opened:
         raise CheckpointError(f"{path} is neither a folder with a Hugging Face checkpoint nor a .gguf file")
     file = read_gguf(path)
     config = read_gguf_config(file)
-    return Opened(path=path, family=config.family, config=config, source=gguf_tensors(file, config))
+    source = plain_source(gguf_tensors(file, config), config)
+    return Opened(path=path, family=config.family, config=config, source=source)
 
 
 def _open_folder(path: Path) -> Opened:

@@ -42,8 +42,12 @@ DRAWS: dict[str, tuple[Draw, ...]] = {
     "smollm3": (draws.plain, draws.smollm3),
 }
 """By model_type; what comes later wins."""
-OUTSIDE: dict[str, tuple[Draw, ...]] = {"arcee": (draws.plain, draws.biases)}
-"""The same of families that are in packages."""
+OUTSIDE: dict[str, tuple[Draw, ...]] = {
+    "arcee": (draws.plain, draws.biases),
+    "deepseek_v3": (draws.plain, draws.experts("n_routed_experts")),
+    "gemma3_text": (draws.plain,),
+}
+"""The same of families that are in packages, or whose random models have tests of their own."""
 
 
 def random_config(family: str, seed: int) -> Overrides:

@@ -6,83 +6,19 @@ config.json's, whose reader knows the family. Biases and a separate output matri
 tensors are in the file tells.
 """
 
-import math
-import struct
 from dataclasses import replace
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.hf_config import read_hf_config
-from model_runtime.hf_rope import yarn_attention_factor
+from model_runtime.models.family import Family
+from model_runtime.models.packages import family_named
 from model_runtime.weights.errors import CheckpointError
-from model_runtime.weights.gguf_families import ARCHITECTURES, GgufFamily
+from model_runtime.weights.gguf_families import GgufFamily, gguf_family
 from model_runtime.weights.gguf_file import GgufFile
+from model_runtime.weights.gguf_metadata import GgufMetadata
+from model_runtime.weights.gguf_rope import read_divisors, read_layer_windows, read_rope
 
-ROPE_DIVISORS = "rope_freqs.weight"
-_F32 = 0
-
-
-class _Metadata:
-    """Typed access to the keys under the architecture's prefix. Every method raises CheckpointError."""
-
-    def __init__(self, file: GgufFile, architecture: str) -> None:
-        self.file, self.prefix = file, architecture
-
-    def has(self, key: str) -> bool:
-        """Whether the file says anything."""
-        return f"{self.prefix}.{key}" in self.file.metadata
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A positive number; float32 values are read as the shortest decimal that they stand for."""
-        name = f"{self.prefix}.{key}"
-        value = self.file.metadata.get(name, default)
-        if value is None:
-            raise CheckpointError(f"{self.file.path.name}: {name} is missing")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise CheckpointError(f"{self.file.path.name}: {name} must be a positive number, not {value!r}")
-        return float(f"{value:.7g}") if isinstance(value, float) else value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self.number(key, default)
-        if not isinstance(value, int):
-            raise CheckpointError(f"{self.file.path.name}: {self.prefix}.{key} must be an integer, not {value!r}")
-        return value
-
-
-def _divisors(file: GgufFile, pairs: int) -> tuple[float, ...]:
-    tensor = file.tensors.get(ROPE_DIVISORS)
-    if tensor is None:
-        return ()
-    if tensor.shape != (pairs,) or tensor.type_id != _F32:
-        raise CheckpointError(f"{file.path.name}: {ROPE_DIVISORS} must hold {pairs} numbers of type F32")
-    with file.path.open("rb") as data:
-        data.seek(tensor.offset)
-        divisors = struct.unpack(f"<{pairs}f", data.read(tensor.num_bytes))
-    if not all(0 < divisor < math.inf for divisor in divisors):
-        raise CheckpointError(f"{file.path.name}: {ROPE_DIVISORS} must hold positive numbers")
-    return divisors
-
-
-def _rope(file: GgufFile, metadata: _Metadata, head_dim: int) -> dict[str, object]:
-    """What config.json has under rope_scaling."""
-    if metadata.integer("rope.dimension_count", head_dim) != head_dim:
-        raise CheckpointError(f"{file.path.name}: rotating a part of a head is not supported")
-    kind = file.metadata.get(f"{metadata.prefix}.rope.scaling.type", "none")
-    if kind == "none":
-        return {}
-    factor = metadata.number("rope.scaling.factor")
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
-    if kind != "yarn":
-        raise CheckpointError(f"{file.path.name}: rope scaling {kind!r} is not supported; none, linear and yarn are")
-    return {
-        "rope_type": "yarn",
-        "factor": factor,
-        "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length"),
-        "attention_factor": metadata.number("rope.scaling.attn_factor", 1.0) * yarn_attention_factor(factor),
-        "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
-    }
+Json = dict[str, object]
 
 
 def _eos_token_ids(file: GgufFile, ends: tuple[str, ...]) -> list[int]:
@@ -93,63 +29,94 @@ def _eos_token_ids(file: GgufFile, ends: tuple[str, ...]) -> list[int]:
     return list(dict.fromkeys([*(value for value in values if isinstance(value, int)), *spelled]))
 
 
-def _architecture(file: GgufFile) -> str:
-    name = file.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise CheckpointError(
-            f"{file.path.name}: general.architecture {name!r} is not supported; {', '.join(ARCHITECTURES)} are"
-        )
-    return name
-
-
-def _head_dim(metadata: _Metadata) -> int:
+def _head_dim(metadata: GgufMetadata) -> int:
     size, num_heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
     head_dim = metadata.integer("attention.key_length", size // num_heads)
     if metadata.integer("attention.value_length", head_dim) != head_dim:
-        raise CheckpointError(f"{metadata.file.path.name}: values of another length than keys are not supported")
+        raise metadata.refusal("values of another length than keys")
     return head_dim
 
 
-def _config_json(file: GgufFile, family: GgufFamily, metadata: _Metadata) -> dict[str, object]:
-    """What config.json would say."""
-    num_heads, head_dim = metadata.integer("attention.head_count"), _head_dim(metadata)
-    config: dict[str, object] = {
-        "model_type": family.family,
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "hidden_size": metadata.integer("embedding_length"),
-        "intermediate_size": metadata.integer("feed_forward_length"),
-        "num_hidden_layers": metadata.integer("block_count"),
+def _heads(metadata: GgufMetadata, family: Family) -> Json:
+    """How many there are, their channels, and how these are rotated."""
+    num_heads = metadata.integer("attention.head_count")
+    if family.is_latent:
+        return {"num_attention_heads": num_heads, "num_key_value_heads": num_heads, **_latent(metadata)}
+    head_dim = _head_dim(metadata)
+    return {
         "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "max_position_embeddings": metadata.integer("context_length"),
-        "rope_theta": metadata.number("rope.freq_base", 10000.0),
-        "rope_scaling": _rope(file, metadata, head_dim),
-        "rms_norm_eps": metadata.number(family.norm_eps),
-        "layer_norm_eps": metadata.number(family.norm_eps),
-        "eos_token_id": _eos_token_ids(file, family.ends),
-        **family.fixed,
+        **read_rope(metadata, head_dim, family.partial_rotary),
     }
-    config |= {key: metadata.integer(name) for name, key in family.integers.items()}
-    return config | {key: metadata.number(name) for name, key in family.numbers.items() if metadata.has(name)}
+
+
+def _latent(metadata: GgufMetadata) -> Json:
+    """Files say the lengths of heads as if latents were keys, and beside these the true ones; older ones only those."""
+    rotated = metadata.integer("rope.dimension_count")
+    key = "attention.key_length_mla" if metadata.has("attention.key_length_mla") else "attention.key_length"
+    value = "attention.value_length_mla" if metadata.has("attention.value_length_mla") else "attention.value_length"
+    has_rank = metadata.has("attention.q_lora_rank")
+    return {
+        "kv_lora_rank": metadata.integer("attention.kv_lora_rank"),
+        "q_lora_rank": metadata.integer("attention.q_lora_rank") if has_rank else None,
+        "qk_nope_head_dim": metadata.integer(key) - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": metadata.integer(value),
+        **read_rope(metadata, rotated, can_be_partial=False),
+    }
+
+
+def num_main_layers(metadata: GgufMetadata) -> int:
+    """Without layers for drafts behind them."""
+    return metadata.integer("block_count") - metadata.count("nextn_predict_layers", 0)
+
+
+def _config_json(file: GgufFile, gguf: GgufFamily, metadata: GgufMetadata) -> Json:
+    """What config.json would say."""
+    family, num_layers = family_named(gguf.family), num_main_layers(metadata)
+    config: Json = {
+        "model_type": gguf.family,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": metadata.integer("embedding_length"),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "num_hidden_layers": num_layers,
+        "max_position_embeddings": metadata.integer("context_length"),
+        "rms_norm_eps": metadata.number(gguf.norm_eps),
+        "layer_norm_eps": metadata.number(gguf.norm_eps),
+        "eos_token_id": _eos_token_ids(file, gguf.ends),
+        **_heads(metadata, family),
+        **(read_layer_windows(metadata, num_layers, gguf.window) if family.windows == "by_type" else {}),
+        **gguf.fixed,
+    }
+    if gguf.layers_of_wide_heads:
+        share = metadata.integer("embedding_length") // metadata.integer("attention.head_count")
+        config["query_pre_attn_scalar"] = share if num_layers == gguf.layers_of_wide_heads else config["head_dim"]
+    config |= {key: metadata.count(name) for name, key in gguf.integers.items()}
+    config |= {key: metadata.number(name) for name, key in gguf.numbers.items() if metadata.has(name)}
+    config |= {key: metadata.flag(name) for name, key in gguf.flags.items() if metadata.has(name)}
+    return config | {key: f"blk.0.{name}" in file.tensors for name, key in gguf.tensors.items()}
 
 
 def read_gguf_config(file: GgufFile) -> ModelConfig:
     """The architecture that the metadata describes. Raises CheckpointError naming what is wrong or not supported."""
-    architecture, tensors = _architecture(file), file.tensors
-    family, metadata = ARCHITECTURES[architecture], _Metadata(file, architecture)
+    gguf, tensors = gguf_family(file), file.tensors
+    metadata = GgufMetadata(file, str(file.metadata["general.architecture"]))
     if "token_embd.weight" not in tensors:
         raise CheckpointError(f"{file.path.name}: tensor token_embd.weight is missing")
-    if metadata.has("expert_count") and "expert_count" not in family.integers:
-        raise CheckpointError(f"{file.path.name}: mixtures of experts are not supported in {architecture}")
-    read = read_hf_config(_config_json(file, family, metadata), None)
-    if metadata.has("attention.sliding_window") and "attention.sliding_window" not in family.integers:
-        window = metadata.integer("attention.sliding_window")
+    if "expert_count" not in gguf.integers and metadata.count("expert_count", 0):
+        raise metadata.refusal(f"a mixture of experts in {metadata.prefix}")
+    read = read_hf_config(_config_json(file, gguf, metadata), None)
+    window = metadata.count("attention.sliding_window", 0)
+    if window and family_named(gguf.family).windows != "by_type":
         read = replace(read, sliding_windows=(window,) * read.num_layers)
+    rope = replace(read.rope, whole_pairs=gguf.whole_pairs)
+    if divisors := read_divisors(metadata, rope.rotary_dim // 2):
+        rope = replace(rope, divisors=divisors)
     return replace(
         read,
         max_position=metadata.integer("context_length"),
-        rope=replace(read.rope, divisors=_divisors(file, read.head_dim // 2), whole_pairs=family.whole_pairs),
+        rope=rope,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_gate.bias" in tensors,

@@ -9,13 +9,17 @@ from torch import Tensor
 from model_runtime.architecture import ModelConfig
 from model_runtime.quantized import QuantizedFormat, QuantizedMatrix
 from model_runtime.weights.dequantize import BLOCK_FORMATS, dequantize, plain_dtype
-from model_runtime.weights.gguf_families import ARCHITECTURES, LAYER, Names
+from model_runtime.weights.gguf_families import gguf_family
 from model_runtime.weights.gguf_file import GGML_TYPES, GgufFile, GgufTensor
+from model_runtime.weights.gguf_names import LAYER, Names
 from model_runtime.weights.safetensors_file import SafetensorsEntry
 from model_runtime.weights.safetensors_source import FileTensor, Shard
 from model_runtime.weights.source import Index, StoredTensor, read, whole
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+_WHOLE = (".sinks", "_bias")
+"""Endings of keys that nothing follows."""
 
 
 def hf_key(name: str, names: Names = LAYER) -> str:
@@ -27,7 +31,7 @@ def hf_key(name: str, names: Names = LAYER) -> str:
     layer, _, inner = rest.partition(".")
     if block == "blk" and layer.isdecimal() and inner in names:
         key = f"model.layers.{layer}.{names[inner]}"
-        return key if key.endswith(".sinks") else f"{key}.{ending}"
+        return key if key.endswith(_WHOLE) else f"{key}.{ending}"
     return name
 
 
@@ -55,9 +59,10 @@ def _block_bytes(tensor: GgufTensor, columns: slice) -> slice:
 class GgufStored:
     """A tensor in an open file, expanded as it is read: a StoredTensor."""
 
-    def __init__(self, shard: Shard, tensor: GgufTensor, order: Tensor | None) -> None:
-        """`order`: where each of the rows is in the file, where that is not in order."""
-        self.file, self._tensor, self._order = shard.path.name, tensor, order
+    def __init__(self, shard: Shard, tensor: GgufTensor, order: Tensor | None, added: float = 0.0) -> None:
+        """`order`: where each of the rows is in the file, where that is not in order. `added`: what a vector's numbers
+        are more there than they are in Hugging Face's files."""
+        self.file, self._tensor, self._order, self._added = shard.path.name, tensor, order, added
         num_rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
         self._raw = FileTensor(shard, SafetensorsEntry("U8", (num_rows, tensor.num_bytes // num_rows), tensor.offset))
         """[N, R]: the bytes of its rows; of a vector one row."""
@@ -94,6 +99,7 @@ class GgufStored:
         elif target.dim() == 1:
             whole_N = torch.empty(tensor.shape)
             dequantize(read(self._raw, whole(self._raw.shape)).flatten(), tensor.type_id, whole_N)
+            whole_N = whole_N - self._added if self._added else whole_N
             target.copy_((whole_N if self._order is None else whole_N[self._order])[index])
         elif _are_blocks(tensor, index[1]):
             raw_NR = self._rows(index[0], _block_bytes(tensor, index[1]))
@@ -113,17 +119,22 @@ class GgufStored:
 
 
 def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, StoredTensor]:
-    """The tensors of a file, which stays open as long as they are there, under Hugging Face's keys. `config` is what
-    `read_gguf_config` made of the same file."""
-    shard = Shard(file.path)
-    family = ARCHITECTURES[str(file.metadata["general.architecture"])]
+    """The tensors of a file, which stays open as long as they are there, under Hugging Face's keys; not those of layers
+    for drafts. `config` is what `read_gguf_config` made of the same file."""
+    shard, family = Shard(file.path), gguf_family(file)
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if family.turned else {}
+    num_blocks = file.metadata[f"{file.metadata['general.architecture']}.block_count"]
+    assert isinstance(num_blocks, int), "the configuration was read"
+    drafts = tuple(f"blk.{layer}." for layer in range(config.num_layers, num_blocks))
     found: dict[str, StoredTensor] = {}
     for name, tensor in file.tensors.items():
+        if name.startswith(drafts):
+            continue
         for key, part in _parts(hf_key(name, family.names), tensor):
             turned = heads.get(key.split(".")[-2]) if "." in key else None
             order = None if turned is None else _turned_in_pairs(part.shape[0], turned)
-            found[key] = GgufStored(shard, part, order)
+            is_added = config.norm_weights_less_one and key.endswith("norm.weight")
+            found[key] = GgufStored(shard, part, order, 1.0 if is_added else 0.0)
     return found
 
 
@@ -131,6 +142,8 @@ def _parts(key: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
     """A tensor, or the experts in it."""
     if key.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1:  # the converter leaves out what is 1
         tensor = replace(tensor, shape=(1, *tensor.shape))
+    if key.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(tensor.shape) == 3:  # of each head a matrix
+        tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
     if "{}" not in key:
         yield key, tensor
         return

@@ -70,7 +70,8 @@ def metadata(writer: GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", 1.0))
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    parameters = config.rope_parameters
+    writer.add_rope_freq_base(parameters.get("full_attention", parameters)["rope_theta"])
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(1)
 
@@ -188,7 +189,7 @@ def test_every_name_is_translated_and_unknown_ones_are_kept() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"general.architecture": "gpt2"}, "general.architecture 'gpt2' is not supported; command-r, gpt-oss, "),
+        ({"general.architecture": "gpt2"}, "general.architecture 'gpt2' is not supported; cohere2, command-r, "),
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": 2.5}, "llama.block_count must be an integer"),
         ({"llama.context_length": -1}, "llama.context_length must be a positive number"),
@@ -196,7 +197,9 @@ def test_every_name_is_translated_and_unknown_ones_are_kept() -> None:
         ({"llama.attention.value_length": 8}, "values of another length than keys"),
         ({"llama.rope.dimension_count": 8}, "rotating a part of a head"),
         ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "rope scaling 'longrope'"),
-        ({"llama.expert_count": 8}, "mixtures of experts are not supported"),
+        ({"llama.rope.dimension_sections": [4, 4, 0, 0]}, "rotating by rows and columns of images"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
+        ({"general.architecture": "clip"}, "is the image side of a model for llama.cpp"),
     ],
 )
 def test_config_refusals_name_the_key(tmp_path: Path, change: dict[str, object], words: str) -> None:

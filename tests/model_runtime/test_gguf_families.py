@@ -1,7 +1,6 @@
 """GGUF files of every architecture that is read: made of a checkpoint as llama.cpp's converter makes them, under the
 names that the gguf package has for them, they give the logits of transformers on that checkpoint."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -11,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from model_runtime.checkpoint import load_model
 from model_runtime.ops import load_ops
@@ -22,81 +21,15 @@ from model_runtime.weights.gguf_file import read_gguf
 from model_runtime.weights.gguf_source import gguf_tensors
 from model_runtime.weights.source import read, whole
 from tests.family_cases import make_random_model
-from tests.family_draws import Overrides
+from tests.model_runtime.gguf_cases import CASES, ROPE, Keys
 from tests.model_runtime.paged import DEVICE, PagedRun
 from tests.model_runtime.ranks import on_threads
 from tests.model_runtime.test_alignment import random_prompts, reference_logits
 from tests.model_runtime.test_gguf import metadata, permuted
 from tests.model_runtime.test_gguf_file import finish
 
-ROPE = {"rope_type": "default", "rope_theta": 300.0}
-YARN = {"rope_type": "yarn", "rope_theta": 300.0, "factor": 4.0, "original_max_position_embeddings": 32}
-ALL_SPARSE: Overrides = {"mlp_only_layers": [], "decoder_sparse_step": 1}
 TURNED = ("llama", "granite", "smollm3")
 """Whose converters are llama's."""
-Keys = Callable[[GGUFWriter, PreTrainedModel], None]
-
-
-def experts(writer: GGUFWriter, model: PreTrainedModel) -> None:
-    config = model.config
-    writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    is_oss = config.model_type == "gpt_oss"
-    writer.add_expert_feed_forward_length(config.intermediate_size if is_oss else config.moe_intermediate_size)
-
-
-def qwen2moe(writer: GGUFWriter, model: PreTrainedModel) -> None:
-    experts(writer, model)
-    writer.add_expert_shared_feed_forward_length(model.config.shared_expert_intermediate_size)
-
-
-def gpt_oss(writer: GGUFWriter, model: PreTrainedModel) -> None:
-    experts(writer, model)
-    writer.add_sliding_window(model.config.sliding_window)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(YARN["factor"])
-    writer.add_rope_scaling_orig_ctx_len(YARN["original_max_position_embeddings"])
-
-
-def granite(writer: GGUFWriter, model: PreTrainedModel) -> None:
-    writer.add_attention_scale(model.config.attention_multiplier)
-    writer.add_embedding_scale(model.config.embedding_multiplier)
-    writer.add_residual_scale(model.config.residual_multiplier)
-    writer.add_logit_scale(model.config.logits_scaling)
-
-
-def command_r(writer: GGUFWriter, model: PreTrainedModel) -> None:
-    writer.add_layer_norm_eps(model.config.layer_norm_eps)
-    writer.add_logit_scale(model.config.logit_scale)
-
-
-def nothing(writer: GGUFWriter, model: PreTrainedModel) -> None:
-    """The keys of all are enough."""
-
-
-CASES: dict[str, tuple[str, Overrides, Keys]] = {
-    "command-r": ("cohere", {"tie_word_embeddings": True, "attention_bias": False}, command_r),
-    "gpt-oss": (
-        "gpt_oss",
-        {
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "rope_parameters": {**YARN, "truncate": False},
-            "attention_bias": True,
-            "intermediate_size": 32,
-            "swiglu_limit": 7.0,
-        },
-        gpt_oss,
-    ),
-    "granite": ("granite", {"mlp_bias": False, "attention_bias": False}, granite),
-    "qwen2moe": ("qwen2_moe", {**ALL_SPARSE, "norm_topk_prob": False, "qkv_bias": True}, qwen2moe),
-    "qwen3moe": ("qwen3_moe", {**ALL_SPARSE, "norm_topk_prob": True, "attention_bias": False}, experts),
-    "smollm3": (
-        "smollm3",
-        {"no_rope_layers": None, "num_hidden_layers": 5, "attention_bias": False, "mlp_bias": False},
-        nothing,
-    ),
-}
-"""By architecture, with what its files cannot say otherwise: llama, qwen2 and qwen3 are in test_gguf.py."""
 
 
 def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -114,10 +47,21 @@ def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             found[f"{before}.experts.down_proj{'.bias' if after.endswith('_bias') else '.weight'}"] = tensor
         elif after and after.startswith("0."):
             group = [tensors[f"{before}.experts.{index}.{after[2:]}"] for index in range(count(tensors, before))]
-            found[f"{before}.experts.{after[2:]}"] = torch.stack(group)
+            owner = before.removeprefix("model.") if ".block_sparse_moe" in before else before  # as its publisher
+            found[f"{owner.replace('block_sparse_moe', 'feed_forward')}.experts.{after[2:]}"] = torch.stack(group)
         elif not after:
-            found[key + ".weight" if key.endswith("sinks") else key] = tensor
+            key = key.replace("correction_bias", "correction.bias")
+            found[f"{key}.weight" if key.endswith("sinks") else key] = tensor
     return found
+
+
+def by_head(key: str, tensor: Tensor, config: PreTrainedConfig) -> dict[str, Tensor]:
+    """The matrix that makes keys and values of latents as the converter has it: a matrix a head, keys' turned."""
+    if not key.endswith("kv_b_proj.weight"):
+        return {key: tensor}
+    heads = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
+    keys, values = heads.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+    return {key.replace("kv_b", "k_b"): keys.transpose(1, 2), key.replace("kv_b", "v_b"): values}
 
 
 def count(tensors: dict[str, Tensor], layer: str) -> int:
@@ -142,7 +86,9 @@ def convert(
     writer = GGUFWriter(path, architecture)
     metadata(writer, model)
     keys(writer, model)
-    for key, tensor in stacked(load_file(folder / "model.safetensors")).items():
+    tensors = stacked(load_file(folder / "model.safetensors"))
+    parts = [part for key, tensor in tensors.items() for part in by_head(key, tensor, model.config).items()]
+    for key, tensor in parts:
         if key == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         rows, name = tensor.squeeze().numpy(), names.get_name(key, try_suffixes=(".weight", ".bias"))
@@ -150,6 +96,8 @@ def convert(
         if architecture in TURNED and (projection := key.split(".")[-2]) in heads:
             rows = permuted(rows, heads[projection])
         rows = np.ascontiguousarray(rows)
+        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+            rows = rows + 1
         if name.endswith("exps.weight") and experts_type != GGMLQuantizationType.F32:
             writer.add_tensor(name, gguf.quants.quantize(rows, experts_type), raw_dtype=experts_type)
         else:
@@ -163,12 +111,12 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, PreTrain
     family, overrides, keys = CASES[request.param]
     parameters = {"rope_parameters": ROPE} | overrides
     model = make_random_model(tmp_path / "hf", family, 0, parameters)
-    convert(tmp_path / "hf", tmp_path / "m.gguf", request.param, model, keys)
+    convert(tmp_path / "hf", tmp_path / "m.gguf", request.param.split()[0], model, keys)
     return tmp_path / "m.gguf", model
 
 
 def test_every_architecture_is_tried() -> None:
-    assert CASES.keys() | {"llama", "qwen2", "qwen3"} == ARCHITECTURES.keys()
+    assert {name.split()[0] for name in CASES} | {"llama", "qwen2", "qwen3"} == ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
