@@ -196,7 +196,12 @@ _IMAGE_SIDES = ("clip", "mmproj")
 
 def gguf_family(file: GgufFile) -> GgufFamily:
     """What a file is. Raises CheckpointError for what is not supported."""
-    name = file.metadata.get("general.architecture")
+    name, num_files = file.metadata.get("general.architecture"), file.metadata.get("split.count", 1)
+    if isinstance(num_files, int) and num_files > 1:
+        raise CheckpointError(
+            f"{file.path.name} is one of {num_files} files of a model; llama.cpp's llama-gguf-split --merge makes one "
+            "of them"
+        )
     if name in _IMAGE_SIDES:
         raise CheckpointError(
             f"{file.path.name} is the image side of a model for llama.cpp (general.architecture {name!r}), which is "

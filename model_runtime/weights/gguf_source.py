@@ -20,6 +20,8 @@ _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outp
 
 _WHOLE = (".sinks", "_bias")
 """Endings of keys that nothing follows."""
+_OF_HEADS = ("k_b_proj.weight", "v_b_proj.weight")
+"""Matrices between heads and latents, in files one for each head, which attention takes as floats."""
 
 
 def hf_key(name: str, names: Names = LAYER) -> str:
@@ -59,10 +61,13 @@ def _block_bytes(tensor: GgufTensor, columns: slice) -> slice:
 class GgufStored:
     """A tensor in an open file, expanded as it is read: a StoredTensor."""
 
-    def __init__(self, shard: Shard, tensor: GgufTensor, order: Tensor | None, added: float = 0.0) -> None:
+    def __init__(
+        self, shard: Shard, tensor: GgufTensor, order: Tensor | None, *, added: float, as_floats: bool
+    ) -> None:
         """`order`: where each of the rows is in the file, where that is not in order. `added`: what a vector's numbers
-        are more there than they are in Hugging Face's files."""
-        self.file, self._tensor, self._order, self._added = shard.path.name, tensor, order, added
+        are more there than they are in Hugging Face's files. `as_floats`: integers are always expanded."""
+        self.file, self._tensor, self._order = shard.path.name, tensor, order
+        self._added, self._as_floats = added, as_floats
         num_rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
         self._raw = FileTensor(shard, SafetensorsEntry("U8", (num_rows, tensor.num_bytes // num_rows), tensor.offset))
         """[N, R]: the bytes of its rows; of a vector one row."""
@@ -80,7 +85,9 @@ class GgufStored:
     @property
     def format(self) -> QuantizedFormat | None:
         """As in StoredTensor."""
-        return BLOCK_FORMATS.get(GGML_TYPES[self._tensor.type_id].name) if len(self.shape) == 2 else None
+        if self._as_floats or len(self.shape) != 2:
+            return None
+        return BLOCK_FORMATS.get(GGML_TYPES[self._tensor.type_id].name)
 
     def read_quantized(self, index: Index) -> QuantizedMatrix:
         """As in StoredTensor."""
@@ -133,8 +140,8 @@ def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, StoredTensor]
         for key, part in _parts(hf_key(name, family.names), tensor):
             turned = heads.get(key.split(".")[-2]) if "." in key else None
             order = None if turned is None else _turned_in_pairs(part.shape[0], turned)
-            is_added = config.norm_weights_less_one and key.endswith("norm.weight")
-            found[key] = GgufStored(shard, part, order, 1.0 if is_added else 0.0)
+            added = 1.0 if config.norm_weights_less_one and key.endswith("norm.weight") else 0.0
+            found[key] = GgufStored(shard, part, order, added=added, as_floats=key.endswith(_OF_HEADS))
     return found
 
 
@@ -142,7 +149,7 @@ def _parts(key: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
     """A tensor, or the experts in it."""
     if key.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1:  # the converter leaves out what is 1
         tensor = replace(tensor, shape=(1, *tensor.shape))
-    if key.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(tensor.shape) == 3:  # of each head a matrix
+    if key.endswith(_OF_HEADS) and len(tensor.shape) == 3:
         tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
     if "{}" not in key:
         yield key, tensor

@@ -140,7 +140,7 @@ def glm4moe(writer: GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     writer.add_block_count(model.config.num_hidden_layers + 1)
     writer.add_nextn_predict_layers(1)
-    writer.add_tensor(f"blk.{model.config.num_hidden_layers}.nextn.hnorm.weight", np.ones(4, dtype=np.float32))
+    writer.add_tensor(f"blk.{model.config.num_hidden_layers}.nextn.hnorm.weight", np.ones(64, dtype=np.float32))
 
 
 def deepseek2(writer: GGUFWriter, model: PreTrainedModel) -> None:

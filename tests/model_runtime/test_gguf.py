@@ -199,6 +199,7 @@ def test_every_name_is_translated_and_unknown_ones_are_kept() -> None:
         ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "rope scaling 'longrope'"),
         ({"llama.rope.dimension_sections": [4, 4, 0, 0]}, "rotating by rows and columns of images"),
         ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
+        ({"split.count": 3}, "is one of 3 files of a model; llama.cpp's llama-gguf-split --merge makes one of them"),
         ({"general.architecture": "clip"}, "is the image side of a model for llama.cpp"),
     ],
 )

@@ -75,9 +75,9 @@ def convert(
     architecture: str,
     model: PreTrainedModel,
     keys: Keys,
-    experts_type: GGMLQuantizationType = GGMLQuantizationType.F32,
+    stacks_type: GGMLQuantizationType = GGMLQuantizationType.F32,
 ) -> None:
-    """In F32, but for experts."""
+    """In F32, but for matrices of experts and heads."""
     names = gguf.get_tensor_name_map(
         next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture),
         model.config.num_hidden_layers,
@@ -98,8 +98,8 @@ def convert(
         rows = np.ascontiguousarray(rows)
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             rows = rows + 1
-        if name.endswith("exps.weight") and experts_type != GGMLQuantizationType.F32:
-            writer.add_tensor(name, gguf.quants.quantize(rows, experts_type), raw_dtype=experts_type)
+        if rows.ndim == 3 and stacks_type != GGMLQuantizationType.F32:
+            writer.add_tensor(name, gguf.quants.quantize(rows, stacks_type), raw_dtype=stacks_type)
         else:
             writer.add_tensor(name, rows)
     finish(writer)
@@ -149,6 +149,58 @@ def test_experts_of_integers_are_cut_apart_as_they_are(tmp_path: Path, kind: str
         expected = gguf.quants.dequantize(raw[f"blk.1.ffn_{name}_exps.weight"], stored)[2]
         assert matrix.format == kept
         assert np.array_equal(read(matrix, whole(matrix.shape), torch.float32).numpy(), expected)
+
+
+def test_matrices_of_latent_heads_become_floats(tmp_path: Path) -> None:
+    """Attention has no integers there, and the experts beside them stay some."""
+    family, overrides, keys = CASES["deepseek2 sigmoid"]
+    sizes = {"qk_nope_head_dim": 32, "kv_lora_rank": 32, "moe_intermediate_size": 32}
+    model, path = make_random_model(tmp_path / "hf", family, 0, overrides | sizes), tmp_path / "m.gguf"
+    convert(tmp_path / "hf", path, "deepseek2", model, keys, GGMLQuantizationType.Q8_0)
+    file = read_gguf(path)
+    tensors = gguf_tensors(file, read_gguf_config(file))
+    raw = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
+    for part in ("k", "v"):
+        matrix = tensors[f"model.layers.1.self_attn.{part}_b_proj.weight"]
+        expected = gguf.quants.dequantize(raw[f"blk.1.attn_{part}_b.weight"], GGMLQuantizationType.Q8_0)
+        assert matrix.format is None
+        assert np.array_equal(read(matrix, whole(matrix.shape)).numpy(), expected.reshape(-1, 32))
+    assert tensors["model.layers.1.mlp.experts.2.up_proj.weight"].format == "q8_0"
+    (prompt,) = random_prompts((20,))
+    loaded = load_model(path, load_ops(DEVICE, "reference"), DEVICE, lambda done: None)
+    found, (expected_TV,) = PagedRun(loaded.decoder).step({0: prompt})[0], reference_logits(model, [prompt])
+    assert (found - expected_TV).abs().median() < 0.05 * expected_TV.std()  # a row may choose another expert
+
+
+def test_large_gemmas_divide_scores_by_the_width_of_a_head(tmp_path: Path) -> None:
+    """Of 27 billion parameters, which their number of layers tells; the others by their channels."""
+    family, overrides, keys = CASES["gemma2"]
+    model, path = make_random_model(tmp_path / "hf", family, 0, overrides), tmp_path / "m.gguf"
+
+    def of_layers(count: int) -> float:
+        def with_layers(writer: GGUFWriter, model: PreTrainedModel) -> None:
+            keys(writer, model)
+            writer.add_block_count(count)
+            writer.add_key_length(8)
+            writer.add_value_length(8)
+
+        convert(tmp_path / "hf", path, "gemma2", model, with_layers)
+        return read_gguf_config(read_gguf(path)).attention_scale
+
+    assert of_layers(46) == (64 // 4) ** -0.5
+    assert of_layers(42) == 8**-0.5
+
+
+def test_end_of_turn_ends_outputs_of_gemma(tmp_path: Path) -> None:
+    family, overrides, keys = CASES["gemma2"]
+    model = make_random_model(tmp_path / "hf", family, 0, overrides)
+
+    def with_tokens(writer: GGUFWriter, model: PreTrainedModel) -> None:
+        keys(writer, model)
+        writer.add_token_list(["a", "<eos>", "b", "<end_of_turn>"])
+
+    convert(tmp_path / "hf", tmp_path / "m.gguf", "gemma2", model, with_tokens)
+    assert 3 in read_gguf_config(read_gguf(tmp_path / "m.gguf")).eos_token_ids
 
 
 def test_calls_end_outputs_of_gpt_oss(tmp_path: Path) -> None:
