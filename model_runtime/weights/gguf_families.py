@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_file import GgufFile
-from model_runtime.weights.gguf_names import AROUND, EXPERTS, FUSED, LATENT, LAYER, Names, after, renamed
+from model_runtime.weights.gguf_names import AROUND, EXPERTS, FUSED, LATENT, LAYER, Names, after
 
 _SIGMOID = 2
 """Of `expert_gating_func`."""
@@ -126,12 +126,13 @@ ARCHITECTURES: Mapping[str, GgufFamily] = {
     "glm4": GgufFamily(
         family="glm4",
         ends=("<|user|>", "<|observation|>"),
-        names=renamed(
-            {**LAYER, **FUSED},
-            ffn_norm="post_attention_layernorm",
-            post_attention_norm="post_self_attn_layernorm",
-            post_ffw_norm="post_mlp_layernorm",
-        ),
+        names={
+            **LAYER,
+            **FUSED,
+            "ffn_norm": "post_attention_layernorm",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
     ),
     "glm4moe": _DEEPSEEK_EXPERTS,
     "gpt-oss": GgufFamily(

@@ -54,21 +54,18 @@ LATENT: Names = MappingProxyType(
 """Of latent attention: `kv_b` in older files, `k_b` and `v_b` in newer ones."""
 
 
-def renamed(names: Names, **changes: str) -> Names:
-    """With other names for some tensors."""
-    return MappingProxyType({**names, **changes})
-
-
 def after(names: Names) -> Names:
     """Where the norm before the feed-forward block is called after the one that stands before it."""
     rest = {name: key for name, key in names.items() if name != "ffn_norm"}
     return MappingProxyType({**rest, "post_attention_norm": "post_attention_layernorm"})
 
 
-AROUND = renamed(
-    LAYER,
-    ffn_norm="pre_feedforward_layernorm",
-    post_attention_norm="post_attention_layernorm",
-    post_ffw_norm="post_feedforward_layernorm",
+AROUND: Names = MappingProxyType(
+    {
+        **LAYER,
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
 )
 """With norms of what blocks give, and maybe of what they take."""
