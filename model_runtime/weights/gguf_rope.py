@@ -27,12 +27,14 @@ def read_rope(metadata: GgufMetadata, head_dim: int, can_be_partial: bool) -> Js
         raise metadata.refusal("rotating a part of a head")
     if metadata.has("rope.dimension_sections"):
         raise metadata.refusal("rotating by rows and columns of images")
-    theta = metadata.number("rope.freq_base", 10000.0)
+    theta, scaling = metadata.number("rope.freq_base", 10000.0), _scaling(metadata, rotary_dim // 2)
+    original = "original_max_position_embeddings"
     return {
         "rope_theta": theta,
         "rope_local_base_freq": theta,
-        "rope_scaling": _scaling(metadata, rotary_dim // 2),
+        "rope_scaling": scaling,
         "partial_rotary_factor": rotary_dim / head_dim,
+        **({original: scaling[original]} if original in scaling else {}),
     }
 
 
