@@ -1,6 +1,6 @@
 """The architecture of a decoder, independent of the file it was read from.
 
-Read from a checkpoint by `hf_config.py` or `weights/gguf_config.py`, engine and worker processes; does not import
+Read from a checkpoint by `hf/config.py` or `weights/gguf_config.py`, engine and worker processes; does not import
 torch.
 """
 

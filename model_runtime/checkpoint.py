@@ -13,7 +13,7 @@ from model_runtime.architecture import ModelConfig
 from model_runtime.blocks.expert_exchange import ExpertExchange
 from model_runtime.device import activation_dtype, usual_kv_dtype
 from model_runtime.image_side import LoadedVision, load_image_side
-from model_runtime.memory_offload import Offload
+from model_runtime.memory.offload import Offload
 from model_runtime.models.decoder import Decoder, decoder_table
 from model_runtime.models.next_token import SHARED, next_token_prefix
 from model_runtime.opening import Opened, next_token_parameters, open_checkpoint

@@ -11,7 +11,7 @@ import torch
 
 from model_runtime import host
 from model_runtime.huge_pages import trim_heap
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 
 logger = logging.getLogger(__name__)
 

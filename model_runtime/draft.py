@@ -15,7 +15,7 @@ from model_runtime.caches import Caches, allocate_caches, paged
 from model_runtime.checkpoint import LoadedModel, load_model, load_next_token_layer
 from model_runtime.config import RuntimeConfig
 from model_runtime.kv_store import storage_type
-from model_runtime.memory import PlanError, model_length
+from model_runtime.memory.budget import PlanError, model_length
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.next_token import NextTokenLayer
 from model_runtime.opening import Opened, open_checkpoint

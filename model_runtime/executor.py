@@ -26,15 +26,15 @@ from model_runtime.group import ALONE, Place, Ranks, meet
 from model_runtime.images import ImageStore
 from model_runtime.kv_store import storage_type
 from model_runtime.leading import OtherRanks
-from model_runtime.memory import PlanError, PoolSize
-from model_runtime.memory_meter import MemoryMeter, StepWatch, log_loaded
-from model_runtime.memory_steps import step_tokens
+from model_runtime.memory.budget import PlanError, PoolSize
+from model_runtime.memory.meter import MemoryMeter, StepWatch, log_loaded
+from model_runtime.memory.planning import RankNeeds, compute_threads, embedding_bytes, plan_rank
+from model_runtime.memory.steps import step_tokens
 from model_runtime.opening import open_checkpoint
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Mesh
 from model_runtime.pipeline import Stage
-from model_runtime.planning import RankNeeds, compute_threads, embedding_bytes, plan_rank
 from model_runtime.rank_stats import RankStats
 from model_runtime.runner import Begun, Runner
 from model_runtime.stripes import SharedSequences

@@ -16,7 +16,7 @@ A feed-forward block of its own:
 """
 
 from model_runtime.architecture import Experts, ModelConfig, RopeConfig
-from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
+from model_runtime.hf.values import Json, fail, flag, integer, mapping, number, value_of
 from model_runtime.models.family import ExpertKeys, Family, sizes
 from model_runtime.ops.registry import Linear, Ops
 from model_runtime.own_block import FeedForwardBlock, OwnFeedForward

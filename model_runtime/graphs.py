@@ -24,7 +24,7 @@ from model_runtime.batch import Batch, make_batch
 from model_runtime.caches import Caches, paged
 from model_runtime.device_batch import pack, padded, unpack, upload
 from model_runtime.kv_store import KVLayer
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.models.decoder import Decoder
 from model_runtime.ops.cuda import PAGE, suits_flash_attention
 from model_runtime.ops.registry import select

@@ -5,7 +5,7 @@ with an adapter or without, beside a model of text. Called by `opening.py`, engi
 from pathlib import Path
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.hf_config import read_hf_config
+from model_runtime.hf.config import read_hf_config
 from model_runtime.image_side import ImageSide, read_image_side
 from model_runtime.models.composites import COMPOSITES
 from model_runtime.weights.adapter import has_adapter, with_adapter

@@ -1,4 +1,4 @@
-"""How the matrices of a checkpoint are stored, as data. Made by `hf_quantization.py`, read by the loaders in
+"""How the matrices of a checkpoint are stored, as data. Made by `hf/quantization.py`, read by the loaders in
 `weights/`; does not import torch.
 """
 

@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_runtime.memory import PlanError
-from model_runtime.memory_offload import BUFFERS, Offload, staged_bytes
+from model_runtime.memory.budget import PlanError
+from model_runtime.memory.offload import BUFFERS, Offload, staged_bytes
 from model_runtime.ops.registry import PackedWeight
 
 HOST = torch.device("cpu")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.hf_config import read_hf_config
-from model_runtime.hf_quantization import read_quantization
+from model_runtime.hf.config import read_hf_config
+from model_runtime.hf.quantization import read_quantization
 from model_runtime.image_side import ImageSide, read_image_side
 from model_runtime.joining import with_image_side
 from model_runtime.models.composites import COMPOSITES

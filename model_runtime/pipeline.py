@@ -18,7 +18,7 @@ from torch import Tensor
 
 from model_runtime.batch import Batch
 from model_runtime.caches import Caches
-from model_runtime.memory_steps import FLOAT_BYTES
+from model_runtime.memory.steps import FLOAT_BYTES
 from model_runtime.micro_batches import parts
 from model_runtime.models.decoder import Decoder
 from model_runtime.parallel import Collectives

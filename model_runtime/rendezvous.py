@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from torch.distributed import FileStore, Store, TCPStore
 
 from model_runtime.layout import DIMENSIONS, Layout
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 
 POLL_SECONDS = 0.05
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.caches import Caches, give_back
 from model_runtime.images import ImageStore
-from model_runtime.memory_steps import SCORE_CHUNK
+from model_runtime.memory.steps import SCORE_CHUNK
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone
 from model_runtime.pipeline import Stage

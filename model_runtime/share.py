@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Literal
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 
 Axis = Literal["heads", "kv_heads", "delta", "feed_forward", "expert", "shared", "vocabulary"]
 """What is divided among ranks; expert and shared are the columns of every expert and of the block beside them, delta

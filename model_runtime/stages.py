@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.models.layer import layer_table
 from model_runtime.share import Part, Share, split, whole_experts_of
 

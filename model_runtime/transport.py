@@ -15,7 +15,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 import zmq
 
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.plan_frames import Frame, FrameError, decode, encode
 from model_runtime.rank_stats import RankStats
 from scheduler.plan import ImageJobs, StepPlan

@@ -21,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from model_runtime.executor import Executor, load_executor
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.weights.errors import CheckpointError
 from scheduler.plan import ints
 from scheduler.request import Request, SamplingParams

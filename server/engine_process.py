@@ -15,7 +15,7 @@ import zmq
 from model_runtime.executor import load_executor
 from model_runtime.group import Place, place_of
 from model_runtime.layout import layout_of
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.weights.errors import CheckpointError
 from server import wire
 from server.child import EXIT_BAD_CONFIGURATION, ChildStart, socket_address, start_child

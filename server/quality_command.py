@@ -96,7 +96,7 @@ def _logits(
     """For each window [positions, V], of all its tokens but the last. Raises OptionError where the options ask for more
     than the machine or the model has, and CheckpointError."""
     from model_runtime.executor import load_runner
-    from model_runtime.memory import PlanError
+    from model_runtime.memory.budget import PlanError
 
     longest = max(map(len, windows))
     scheduler = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=longest)

@@ -7,7 +7,7 @@ import os
 import sys
 
 from model_runtime.group import place_of
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.transport import LeaderLost
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.worker import load_follower

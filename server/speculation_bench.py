@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from model_runtime.executor import Executor, load_executor
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.weights.errors import CheckpointError
 from scheduler.config import SchedulerConfig
 from scheduler.plan import ints

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from model_runtime.config import RuntimeInfo
 from model_runtime.executor import Executor, load_executor
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.weights.errors import CheckpointError
 from scheduler.config import SchedulerConfig
 from scheduler.request import Request, SchedulerError, TokenEvent, TokenLogprob

@@ -22,7 +22,7 @@ from statistics import median
 import jsonschema
 
 from model_runtime.executor import Executor, load_executor
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.weights.errors import CheckpointError
 from scheduler.masks import MaskRow
 from scheduler.request import FinishReason, OutputGrammar, Request, SamplingParams, SchedulerError

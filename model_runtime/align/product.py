@@ -21,15 +21,15 @@ from model_runtime.device_batch import upload
 from model_runtime.executor import refused_ranks
 from model_runtime.graphs import block_size
 from model_runtime.kv_store import storage_type
-from model_runtime.memory import PlanError, model_length
-from model_runtime.memory_caches import rope_bytes
-from model_runtime.memory_offload import Offload, refused_offload
+from model_runtime.memory.budget import PlanError, model_length
+from model_runtime.memory.caches import rope_bytes
+from model_runtime.memory.offload import Offload, refused_offload
+from model_runtime.memory.planning import offload_alone
 from model_runtime.models.decoder import Decoder
 from model_runtime.opening import Opened, open_checkpoint
 from model_runtime.ops import describe, is_compiled, load_ops, set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.parallel import Alone, Collectives, tensor_mesh
-from model_runtime.planning import offload_alone
 from model_runtime.shared_collectives import SharedMemoryCollectives
 from model_runtime.shared_memory import make_region
 from model_runtime.weights.load import Precision, check_rows

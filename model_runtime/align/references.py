@@ -13,7 +13,7 @@ from model_runtime.align.reference import DTYPES, DtypeName, Reference
 from model_runtime.align.transformers_model import load_filled, load_transformers
 from model_runtime.align.transformers_reference import run_transformers
 from model_runtime.config import RuntimeConfig
-from model_runtime.memory import model_length
+from model_runtime.memory.budget import model_length
 from model_runtime.opening import Opened
 from model_runtime.weights.errors import CheckpointError
 

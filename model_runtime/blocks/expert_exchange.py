@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from model_runtime.memory_steps import EXCHANGED_ROWS
+from model_runtime.memory.steps import EXCHANGED_ROWS
 from model_runtime.parallel import Collectives
 
 Compute = Callable[[Tensor, Tensor], Tensor]

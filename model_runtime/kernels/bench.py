@@ -12,7 +12,7 @@ from torch import Tensor
 from model_runtime.batch import Batch
 from model_runtime.kv_store import KVLayer, quantise
 from model_runtime.latent_store import allocate_latents
-from model_runtime.memory_caches import bytes_per_block, latent_bytes_per_block
+from model_runtime.memory.caches import bytes_per_block, latent_bytes_per_block
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import HeadShape, Ops, PackedWeight, Scoring
 from model_runtime.quantized import QuantizedFormat, quantize

@@ -1,6 +1,6 @@
 """What a vision-language model's config.json adds to that of its language model: a table, not code.
 
-Read by `hf_config.py`, engine and worker processes; does not import torch. The image side has its own in `vision/`.
+Read by `hf/config.py`, engine and worker processes; does not import torch. The image side has its own in `vision/`.
 """
 
 from collections.abc import Mapping

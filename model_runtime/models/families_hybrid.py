@@ -8,7 +8,7 @@ from itertools import accumulate
 from types import MappingProxyType
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.hf_delta import with_gated_delta_net
+from model_runtime.hf.delta import with_gated_delta_net
 from model_runtime.models.families_kimi import KIMI
 from model_runtime.models.family import ExpertKeys, Family, sizes
 

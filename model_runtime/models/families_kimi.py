@@ -5,8 +5,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from model_runtime.architecture import GATE_BOUND, UP_BOUND, ModelConfig
-from model_runtime.hf_delta import with_kimi_delta
-from model_runtime.hf_kimi_k3 import with_kimi_k3
+from model_runtime.hf.delta import with_kimi_delta
+from model_runtime.hf.kimi_k3 import with_kimi_k3
 from model_runtime.models.families_experts import MIXTRAL_NAMES
 from model_runtime.models.families_latent import DEEPSEEK_EXPERTS, LATENT_SIZES
 from model_runtime.models.family import Family, sizes

@@ -4,7 +4,7 @@ not import torch."""
 from collections.abc import Mapping
 from dataclasses import replace
 
-from model_runtime.hf_mimo import with_mimo
+from model_runtime.hf.mimo import with_mimo
 from model_runtime.models.families_latent import DEEPSEEK_EXPERTS
 from model_runtime.models.family import ExpertKeys, Family, sizes
 

@@ -1,7 +1,7 @@
 """What a family of models is described by: the fields of a row of `families.FAMILIES`. A block that no row can describe
 yet is a new field here and in `ModelConfig`.
 
-Read by `hf_config.py` and what it calls, engine and worker processes; does not import torch.
+Read by `hf/config.py` and what it calls, engine and worker processes; does not import torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -95,7 +95,7 @@ class Family:
     """For models whose rotations count rows and columns of images: the sections of a file that names none."""
     mrope_interleaved: bool = False
     scales: tuple[str, ...] = ()
-    """Config keys of factors and caps, which `hf_scales.py` knows."""
+    """Config keys of factors and caps, which `hf/scales.py` knows."""
     refused: Mapping[str, object] = field(default_factory=dict)
     """Config keys of what is not supported, with the value that they must have if they are there."""
     config_names: Mapping[str, str] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Family:
     sizes: Mapping[str, object] = field(default_factory=dict)
     """Sizes that the text_config of a vision-language model may leave out."""
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """Values of config keys that a file may leave out, where they differ from hf_config.COMMON_DEFAULTS."""
+    """Values of config keys that a file may leave out, where they differ from hf.config.COMMON_DEFAULTS."""
 
     def reads(self, key: str) -> bool:
         """Whether the key means something for this family beyond what it means for all."""

@@ -2,7 +2,7 @@
 
 A package has an entry point in the group `firstlight.families.v1`, whose name is the model_type of config.json and
 whose object is a `Family` (docs/new-model.md). Only the package of the model that is loaded is ever imported, so one
-that is broken stops no other model. Used by `hf_config.py` and `weights/spelling.py`, engine and worker processes; does
+that is broken stops no other model. Used by `hf/config.py` and `weights/spelling.py`, engine and worker processes; does
 not import torch.
 """
 

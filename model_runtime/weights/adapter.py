@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from model_runtime.architecture import Adapter, ModelConfig
-from model_runtime.hf_values import LARGEST
+from model_runtime.hf.values import LARGEST
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.json_file import read_json
 from model_runtime.weights.safetensors_source import read_tensors

@@ -9,7 +9,7 @@ tensors are in the file tells.
 from dataclasses import replace
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.hf_config import read_hf_config
+from model_runtime.hf.config import read_hf_config
 from model_runtime.models.family import Family
 from model_runtime.models.packages import family_named
 from model_runtime.weights.errors import CheckpointError

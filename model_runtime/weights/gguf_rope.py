@@ -2,7 +2,7 @@
 `gguf_config.py`, engine and worker processes; torch-free.
 """
 
-from model_runtime.hf_rope import LAYER_TYPES, yarn_attention_factor
+from model_runtime.hf.rope import LAYER_TYPES, yarn_attention_factor
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.gguf_metadata import GgufMetadata
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from model_runtime.config import ActivationDtype, Quantization, RuntimeConfig
 from model_runtime.device import give_back_memory
-from model_runtime.memory import PlanError
-from model_runtime.memory_offload import Offload
+from model_runtime.memory.budget import PlanError
+from model_runtime.memory.offload import Offload
 from model_runtime.offload import HOST, PlainCopies, StreamCopies, stage
 from model_runtime.ops.registry import PANEL_ROWS, MatrixForm, Ops, PackedWeight
 from model_runtime.quantized import BLOCK, FORMS, QuantizedFormat, QuantizedMatrix, RowBits

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     EmbeddedModelMissing and CheckpointError."""
     from model_runtime.align.compare import align
     from model_runtime.align.product import load_ranks, open_product
-    from model_runtime.memory import PlanError
+    from model_runtime.memory.budget import PlanError
     from model_runtime.opening import open_checkpoint
 
     config = resolve(arguments, os.environ)

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from model_runtime.align.product import load_product
     from model_runtime.align.prompts import seeded_prompts
     from model_runtime.align.timing import limits
-    from model_runtime.memory import PlanError
+    from model_runtime.memory.budget import PlanError
 
     config = resolve(arguments, os.environ)
     if config.runtime.num_ranks > 1:

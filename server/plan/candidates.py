@@ -12,10 +12,10 @@ from model_runtime.config import KVCacheDtype, Quantization, RuntimeConfig
 from model_runtime.executor import refused_ranks
 from model_runtime.graphs import block_size
 from model_runtime.layout import Layout
-from model_runtime.memory import PlanError, PoolSize
-from model_runtime.memory_offload import refused_offload
+from model_runtime.memory.budget import PlanError, PoolSize
+from model_runtime.memory.offload import refused_offload
+from model_runtime.memory.planning import Outline, RankNeeds, rank_needs
 from model_runtime.ops import load_ops
-from model_runtime.planning import Outline, RankNeeds, rank_needs
 from model_runtime.share import Share
 from model_runtime.stages import rank_shares
 from model_runtime.state_store import refused_states

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan and print; EXIT_DOES_NOT_FIT where nothing that serve accepts does. Raises OptionError, ModelNotFound,
     EmbeddedModelMissing and CheckpointError."""
     devices = _devices(arguments)
-    from model_runtime.planning import Outline
+    from model_runtime.memory.planning import Outline
     from server.plan.candidates import candidates
     from server.plan.choice import recommended
     from server.plan.show import as_json, as_text

@@ -7,8 +7,8 @@ or another device may be the better answer.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from model_runtime.memory_offload import ways
-from model_runtime.planning import Outline
+from model_runtime.memory.offload import ways
+from model_runtime.memory.planning import Outline
 from server.plan.candidates import Asked, Candidate, Fit, again
 from server.plan.choice import recommended
 from server.plan.devices import Devices

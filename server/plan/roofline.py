@@ -7,7 +7,7 @@ Legend: T tokens of the step, C hidden size.
 from dataclasses import dataclass
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.planning import RankNeeds
+from model_runtime.memory.planning import RankNeeds
 from server.plan.candidates import Candidate, Fit
 from server.plan.devices import Devices
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from model_runtime.config import RuntimeConfig
-from model_runtime.planning import Outline
+from model_runtime.memory.planning import Outline
 from scheduler.config import SchedulerConfig
 from server.plan.candidates import Asked, Candidate, Fit
 from server.plan.choice import nearest, recommended, shortest

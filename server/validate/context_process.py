@@ -25,10 +25,10 @@ from model_runtime.long_text import (
     compared_again,
     compared_alone,
 )
-from model_runtime.memory import PlanError, model_length
-from model_runtime.memory_caches import cache_block_bytes
-from model_runtime.memory_meter import MemoryMeter
-from model_runtime.memory_steps import FLOAT_BYTES, step_bytes
+from model_runtime.memory.budget import PlanError, model_length
+from model_runtime.memory.caches import cache_block_bytes
+from model_runtime.memory.meter import MemoryMeter
+from model_runtime.memory.steps import FLOAT_BYTES, step_bytes
 from model_runtime.ops import is_compiled
 from model_runtime.weights.errors import CheckpointError
 from server.config import ServeConfig, from_json

@@ -22,7 +22,7 @@ BESIDE_MIB = 96.0
 """That a process may take beside its weights while it loads: libraries, tables of rotations, a tensor on its way."""
 STEP_SHARE, STEP_SLACK_MIB = 0.10, 32.0
 LOG_SECONDS = 5.0
-FORMULAS = "model_runtime/memory_weights.py, memory_steps.py and memory_caches.py"
+FORMULAS = "model_runtime/memory/weights.py, memory/steps.py and memory/caches.py"
 
 
 def run(gate: Gate) -> StageResult:

@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from model_runtime import planning
 from model_runtime.align import product as products
 from model_runtime.align.compare import Alignment, align
 from model_runtime.align.prompts import seeded_prompts
 from model_runtime.align.reference import Reference
 from model_runtime.align.transformers_reference import run_transformers
 from model_runtime.config import RuntimeConfig
-from model_runtime.memory import PlanError
+from model_runtime.memory import planning
+from model_runtime.memory.budget import PlanError
 from model_runtime.opening import open_checkpoint
 from server import cli
 from tests.checkpoints import make_checkpoint

@@ -16,8 +16,8 @@ import torch
 from model_runtime.config import RuntimeConfig
 from model_runtime.device import give_back_memory
 from model_runtime.executor import load_runner
-from model_runtime.memory_meter import MemoryMeter
-from model_runtime.memory_steps import SCORE_CHUNK
+from model_runtime.memory.meter import MemoryMeter
+from model_runtime.memory.steps import SCORE_CHUNK
 from model_runtime.opening import open_checkpoint
 from model_runtime.ops import load_ops
 from scheduler.config import SchedulerConfig

@@ -8,7 +8,7 @@ from torch.profiler import profile
 
 from model_runtime.architecture import ModelConfig, RopeConfig
 from model_runtime.batch import make_batch
-from model_runtime.memory_steps import activation_bytes
+from model_runtime.memory.steps import activation_bytes
 from model_runtime.models.decoder import Decoder
 from tests.model_runtime.paged import PagedRun
 

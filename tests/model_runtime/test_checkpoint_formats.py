@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model_runtime.checkpoint import LoadedModel, load_model
+from model_runtime.memory.planning import Outline
 from model_runtime.opening import Opened, open_checkpoint, open_configuration
 from model_runtime.ops import load_ops
 from model_runtime.parallel import ONE_RANK, Collectives, Mesh, tensor_mesh
-from model_runtime.planning import Outline
 from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError
 from model_runtime.weights.load import Precision

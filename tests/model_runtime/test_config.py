@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model_runtime.architecture import RopeConfig
 from model_runtime.blocks.rope import inverse_frequencies, rope_table
-from model_runtime.hf_config import read_hf_config
+from model_runtime.hf.config import read_hf_config
 from model_runtime.models.families import FAMILIES
 from model_runtime.weights.errors import CheckpointError
 from tests.checkpoints import SMALL

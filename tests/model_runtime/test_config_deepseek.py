@@ -6,7 +6,7 @@ import pytest
 from transformers import DeepseekV3Config
 
 from model_runtime.architecture import LatentAttention
-from model_runtime.hf_config import read_hf_config
+from model_runtime.hf.config import read_hf_config
 from model_runtime.weights.errors import CheckpointError
 from tests.checkpoints import SMALL as LLAMA
 from tests.model_runtime.deepseek import SMALL, YARN

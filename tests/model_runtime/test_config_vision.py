@@ -7,7 +7,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from model_runtime.architecture import RopeConfig
 from model_runtime.blocks.rope import mrope_axes
-from model_runtime.hf_config import read_hf_config
+from model_runtime.hf.config import read_hf_config
 from model_runtime.weights.errors import CheckpointError
 from tests.checkpoints import SMALL
 

@@ -10,8 +10,8 @@ from model_runtime.config import RuntimeConfig
 from model_runtime.executor import load_runner
 from model_runtime.group import ALONE, Ranks
 from model_runtime.layout import Layout
-from model_runtime.memory import PlanError
-from model_runtime.memory_steps import activation_bytes, shared_attention_bytes
+from model_runtime.memory.budget import PlanError
+from model_runtime.memory.steps import activation_bytes, shared_attention_bytes
 from model_runtime.parallel import Mesh
 from scheduler.config import MAX_BLOCK_SIZE, SchedulerConfig, SpeculativeMethod
 from scheduler.plan import StepPlan, StepResult, ints

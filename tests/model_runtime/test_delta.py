@@ -15,7 +15,7 @@ from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextLinearA
 from model_runtime.architecture import DeltaRule, ModelConfig
 from model_runtime.batch import Runs
 from model_runtime.blocks.delta import DeltaBlock, delta_table
-from model_runtime.hf_config import read_hf_config
+from model_runtime.hf.config import read_hf_config
 from model_runtime.ops.registry import Ops
 from model_runtime.share import split
 from model_runtime.state_store import allocate_states

@@ -13,7 +13,7 @@ from model_runtime.config import RuntimeConfig
 from model_runtime.device import activation_dtype, choose_device, default_budget
 from model_runtime.executor import load_executor
 from model_runtime.graphs import block_size
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from scheduler.config import SchedulerConfig
 from scheduler.plan import ints
 from scheduler.request import Request, SamplingParams

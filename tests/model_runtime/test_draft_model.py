@@ -9,7 +9,7 @@ import torch
 from model_runtime.checkpoint import LoadedModel
 from model_runtime.config import RuntimeConfig, RuntimeInfo
 from model_runtime.executor import load_executor
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.weights.errors import CheckpointError
 from scheduler.config import SchedulerConfig, SpeculativeConfig
 from scheduler.request import Request

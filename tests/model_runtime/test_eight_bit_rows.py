@@ -17,7 +17,7 @@ from model_runtime.align.product import load_product
 from model_runtime.checkpoint import load_model
 from model_runtime.config import RuntimeConfig
 from model_runtime.executor import load_runner
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.layer import EagerLayers
 from model_runtime.ops import load_ops

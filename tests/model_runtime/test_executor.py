@@ -12,8 +12,8 @@ from model_runtime.config import KVCacheDtype, RuntimeConfig
 from model_runtime.executor import Executor, load_executor, load_runner
 from model_runtime.group import Ranks
 from model_runtime.layout import Layout
-from model_runtime.memory import PlanError, PoolSize, size_pool
-from model_runtime.memory_steps import activation_bytes
+from model_runtime.memory.budget import PlanError, PoolSize, size_pool
+from model_runtime.memory.steps import activation_bytes
 from model_runtime.parallel import Mesh, tensor_mesh
 from model_runtime.share import split
 from model_runtime.shared_collectives import SharedMemoryCollectives

@@ -7,9 +7,9 @@ import pytest
 
 from model_runtime.config import RuntimeConfig, RuntimeInfo
 from model_runtime.executor import load_executor
-from model_runtime.memory import PlanError, size_pool
-from model_runtime.memory_images import ImageMemory, encode_bytes, image_pixels
-from model_runtime.memory_steps import activation_bytes, step_tokens
+from model_runtime.memory.budget import PlanError, size_pool
+from model_runtime.memory.images import ImageMemory, encode_bytes, image_pixels
+from model_runtime.memory.steps import activation_bytes, step_tokens
 from model_runtime.weights.json_file import read_json
 from scheduler.config import SchedulerConfig
 from tests.model_runtime.memory import MODEL

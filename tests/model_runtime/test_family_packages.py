@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from model_runtime.checkpoint import load_model
-from model_runtime.hf_config import read_hf_config
+from model_runtime.hf.config import read_hf_config
 from model_runtime.models.packages import family_named, known_families
 from model_runtime.ops import load_ops
 from model_runtime.weights.errors import CheckpointError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_runtime.hf_quantization import read_quantization
+from model_runtime.hf.quantization import read_quantization
 from model_runtime.matrix_scheme import MatrixScheme
 from model_runtime.weights.errors import CheckpointError
 

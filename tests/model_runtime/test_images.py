@@ -11,7 +11,7 @@ from torch import Tensor
 from model_runtime.batch import Batch, ImageRows, make_batch
 from model_runtime.caches import Caches
 from model_runtime.images import ImageStore, TowerKernels
-from model_runtime.memory_images import encode_bytes
+from model_runtime.memory.images import encode_bytes
 from model_runtime.ops import load_ops
 from model_runtime.parallel import Alone, Collectives
 from model_runtime.runner import Runner

@@ -9,9 +9,9 @@ import pytest
 from model_runtime.config import RuntimeConfig
 from model_runtime.device import choose_device
 from model_runtime.layout import layout_of
+from model_runtime.memory.planning import plan_rank
 from model_runtime.opening import open_checkpoint
 from model_runtime.ops import load_ops
-from model_runtime.planning import plan_rank
 from model_runtime.weights.errors import CheckpointError
 from scheduler.config import SchedulerConfig
 from tests.adapters import write_adapter

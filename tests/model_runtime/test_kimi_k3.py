@@ -19,9 +19,9 @@ from model_runtime.blocks.mlp import MLP
 from model_runtime.blocks.moe import MixtureOfExperts
 from model_runtime.checkpoint import load_model
 from model_runtime.config import RuntimeConfig
-from model_runtime.hf_config import read_hf_config
-from model_runtime.memory import PlanError
-from model_runtime.memory_caches import cache_block_bytes, state_bytes
+from model_runtime.hf.config import read_hf_config
+from model_runtime.memory.budget import PlanError
+from model_runtime.memory.caches import cache_block_bytes, state_bytes
 from model_runtime.models.decoder import Decoder, decoder_table
 from model_runtime.models.depth import Mixture
 from model_runtime.opening import open_configuration

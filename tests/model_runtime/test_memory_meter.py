@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_runtime import memory_meter
 from model_runtime.config import RuntimeConfig
 from model_runtime.executor import load_executor
-from model_runtime.memory_meter import MemoryMeter
+from model_runtime.memory import meter as memory_meter
+from model_runtime.memory.meter import MemoryMeter
 from scheduler.config import SchedulerConfig
 from tests.checkpoints import make_checkpoint
 from tests.model_runtime.test_executor import make_plan

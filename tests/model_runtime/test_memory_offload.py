@@ -3,8 +3,8 @@
 import pytest
 
 from model_runtime.config import RuntimeConfig
-from model_runtime.memory import PlanError
-from model_runtime.memory_offload import LayerBytes, planned_offload, ways
+from model_runtime.memory.budget import PlanError
+from model_runtime.memory.offload import LayerBytes, planned_offload, ways
 
 
 def layers_of(*sizes: int) -> dict[int, LayerBytes]:

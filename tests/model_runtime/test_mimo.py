@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from model_runtime.caches import allocate_caches
 from model_runtime.checkpoint import load_model
-from model_runtime.hf_config import read_hf_config
-from model_runtime.memory import PlanError
-from model_runtime.memory_caches import cache_block_bytes
+from model_runtime.hf.config import read_hf_config
+from model_runtime.memory.budget import PlanError
+from model_runtime.memory.caches import cache_block_bytes
 from model_runtime.ops import load_ops
 from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from model_runtime import offload as mechanism
-from model_runtime import planning
 from model_runtime.caches import allocate_caches
 from model_runtime.checkpoint import LoadedModel, load_model
 from model_runtime.config import RuntimeConfig
 from model_runtime.executor import load_executor
 from model_runtime.graphs import on_device
 from model_runtime.layout import Layout
-from model_runtime.memory import PlanError
-from model_runtime.memory_offload import BUFFERS, Offload, refused_offload, ways
+from model_runtime.memory import planning
+from model_runtime.memory.budget import PlanError
+from model_runtime.memory.offload import BUFFERS, Offload, refused_offload, ways
+from model_runtime.memory.planning import Outline, plan_rank
 from model_runtime.opening import open_checkpoint
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import Ops, PackedWeight, select
-from model_runtime.planning import Outline, plan_rank
 from model_runtime.stages import rank_shares
 from model_runtime.weights import load
 from model_runtime.weights.load import EXACT, Precision

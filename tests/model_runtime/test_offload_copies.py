@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model_runtime import offload
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 
 
 @pytest.fixture

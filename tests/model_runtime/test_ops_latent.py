@@ -11,7 +11,7 @@ from model_runtime.architecture import LatentAttention
 from model_runtime.batch import Batch
 from model_runtime.caches import Caches, allocate_caches
 from model_runtime.latent_store import LatentLayer
-from model_runtime.memory_caches import cache_block_bytes
+from model_runtime.memory.caches import cache_block_bytes
 from model_runtime.ops import set_threads
 from model_runtime.ops.registry import Ops
 from model_runtime.stripes import Stripes, divided

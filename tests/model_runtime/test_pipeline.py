@@ -9,7 +9,7 @@ from model_runtime.config import RuntimeConfig
 from model_runtime.executor import load_runner
 from model_runtime.group import Ranks
 from model_runtime.layout import Layout
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.micro_batches import num_parts
 from model_runtime.parallel import Mesh
 from scheduler.config import SchedulerConfig, SpeculativeConfig, SpeculativeMethod

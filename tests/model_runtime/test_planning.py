@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_runtime.memory.planning import Outline
 from model_runtime.models.decoder import decoder_table
 from model_runtime.opening import open_checkpoint, open_configuration
 from model_runtime.ops import load_ops
 from model_runtime.ops.registry import Ops, select
-from model_runtime.planning import Outline
 from model_runtime.share import Share
 from model_runtime.stages import rank_shares
 from model_runtime.weights.load import Precision, load_parameters

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed import Store
 
 from model_runtime.layout import Layout
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.rendezvous import open_store
 from tests.ports import free_port
 

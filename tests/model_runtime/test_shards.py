@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.hf_config import read_hf_config
+from model_runtime.hf.config import read_hf_config
 from model_runtime.models.decoder import decoder_table
 from model_runtime.share import split
 from model_runtime.weights.errors import CheckpointError

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.share import Axis, Part, Share, split, whole_experts_of
 from tests.model_runtime.deepseek import EXPERTS
 from tests.model_runtime.memory import MODEL

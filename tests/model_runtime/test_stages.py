@@ -10,8 +10,8 @@ import torch
 
 from model_runtime import opening
 from model_runtime.checkpoint import LoadedModel, load_model
-from model_runtime.memory import PlanError
-from model_runtime.memory_steps import activation_bytes
+from model_runtime.memory.budget import PlanError
+from model_runtime.memory.steps import activation_bytes
 from model_runtime.ops import load_ops
 from model_runtime.share import Part
 from model_runtime.stages import balanced, stage_layers

@@ -12,8 +12,8 @@ from model_runtime.caches import states
 from model_runtime.checkpoint import load_model
 from model_runtime.config import RuntimeConfig
 from model_runtime.executor import Executor, load_executor
-from model_runtime.memory import PlanError, size_pool
-from model_runtime.memory_steps import activation_bytes, step_bytes
+from model_runtime.memory.budget import PlanError, size_pool
+from model_runtime.memory.steps import activation_bytes, step_bytes
 from model_runtime.models.decoder import Decoder
 from model_runtime.ops import load_ops
 from model_runtime.state_store import refused_states

@@ -14,7 +14,7 @@ import zmq
 from model_runtime import transport
 from model_runtime.group import local_place
 from model_runtime.layout import Layout
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 from model_runtime.plan_frames import FrameError, encode
 from model_runtime.rank_stats import RankStats
 from model_runtime.transport import Endpoints, Followers, Leader, LeaderLost, PoolFacts, Silence, StepEnd

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.hf_config import read_hf_config
-from model_runtime.hf_quantization import read_quantization
+from model_runtime.hf.config import read_hf_config
+from model_runtime.hf.quantization import read_quantization
 from model_runtime.models.decoder import TIED_HEAD_KEY, decoder_table
 from model_runtime.ops.matrices import expanded
 from model_runtime.ops.registry import select

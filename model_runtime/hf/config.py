@@ -9,13 +9,13 @@ import math
 from dataclasses import replace
 
 from model_runtime.architecture import ModelConfig, RopeConfig
-from model_runtime.hf_deepseek import with_latent
-from model_runtime.hf_experts import with_experts
-from model_runtime.hf_layers import read_chunks, read_rotations, read_windows
-from model_runtime.hf_mimo import mimo_keys
-from model_runtime.hf_quantization import is_mxfp4, read_quantization
-from model_runtime.hf_scales import refuse_structure, with_scales
-from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
+from model_runtime.hf.deepseek import with_latent
+from model_runtime.hf.experts import with_experts
+from model_runtime.hf.layers import read_chunks, read_rotations, read_windows
+from model_runtime.hf.mimo import mimo_keys
+from model_runtime.hf.quantization import is_mxfp4, read_quantization
+from model_runtime.hf.scales import refuse_structure, with_scales
+from model_runtime.hf.values import Json, fail, flag, integer, mapping, number, value_of
 from model_runtime.models.composites import COMPOSITES, Composite
 from model_runtime.models.family import Family
 from model_runtime.models.packages import family_named, known_families, other_contracts

@@ -1,10 +1,10 @@
 """Reads what a config.json says about MiMo-V2, in the keys of transformers and of published files. Called by
-`hf_config.py`, engine and worker processes; does not import torch."""
+`hf/config.py`, engine and worker processes; does not import torch."""
 
 from dataclasses import replace
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.hf_values import Json, fail, integer, number
+from model_runtime.hf.values import Json, fail, integer, number
 
 FULL_EVERY = 6
 """Layers that see all keys, beside the first, of a file that does not say."""

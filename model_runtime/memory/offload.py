@@ -1,6 +1,6 @@
 """Which layers leave their matrices in host memory where a device is too small (`--offload-weights`), and what they
-take on both sides. Called by `planning.py` before a model is loaded; `offload.py` does what is decided here. Pure
-arithmetic.
+take on both sides. Called by `planning.py` before a model is loaded; `model_runtime/offload.py` does what is decided
+here. Pure arithmetic.
 
 Whole layers are left there, evenly spread: while one is copied, the layers between it and the one before are computed,
 so copies have the whole step. At the end of the model each would have the time of one layer, and the link would rest
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.config import RuntimeConfig
-from model_runtime.memory import PlanError
+from model_runtime.memory.budget import PlanError
 
 BUFFERS = 2
 """On the device: while a layer computes from one, the next layer's matrices come to the other."""

@@ -1,12 +1,12 @@
-"""Reads what a config.json says about DeepSeek-V3's attention. Called by `hf_config.py`, engine and worker
+"""Reads what a config.json says about DeepSeek-V3's attention. Called by `hf/config.py`, engine and worker
 processes; does not import torch."""
 
 import math
 from dataclasses import replace
 
 from model_runtime.architecture import LatentAttention, ModelConfig
-from model_runtime.hf_rope import rope_parameters
-from model_runtime.hf_values import Json, fail, flag, integer, number, value_of
+from model_runtime.hf.rope import rope_parameters
+from model_runtime.hf.values import Json, fail, flag, integer, number, value_of
 
 
 def with_latent(read: ModelConfig, config: Json) -> ModelConfig:

@@ -1,5 +1,5 @@
 """Reads the quantization_config of a config.json: how the matrices of which modules are stored. What is not known is
-refused by name. Called by `opening.py` and `hf_config.py`, engine and worker processes; does not import torch.
+refused by name. Called by `opening.py` and `hf/config.py`, engine and worker processes; does not import torch.
 
 Methods: fp8 as DeepSeek-V3 and Qwen3 have it, compressed-tensors, AWQ (arXiv 2306.00978), GPTQ (arXiv 2210.17323),
 GPT-OSS's mxfp4. What these say about activations is not needed: rows are computed in more bits here.
@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from model_runtime.hf_compressed import compressed_tensors
-from model_runtime.hf_values import Json, block_size, check_known, fail, flag, integer, mapping, strings
+from model_runtime.hf.compressed import compressed_tensors
+from model_runtime.hf.values import Json, block_size, check_known, fail, flag, integer, mapping, strings
 from model_runtime.matrix_scheme import MatrixScheme, Quantization
 
 WHERE = "quantization_config"

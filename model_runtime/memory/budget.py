@@ -1,15 +1,15 @@
 """Where the memory goes: the KV pool in what weights, the largest step and images leave of a budget.
 
 Called by `planning.plan_rank` once, engine and worker processes. Arithmetic only: the sizes follow from the
-architecture. Those of steps, caches and images are in `memory_steps.py`, `memory_caches.py` and `memory_images.py`.
+architecture. Those of steps, caches and images are in `memory/steps.py`, `memory/caches.py` and `memory/images.py`.
 """
 
 from dataclasses import dataclass
 
 from model_runtime.architecture import ModelConfig
 from model_runtime.config import RuntimeConfig
-from model_runtime.memory_caches import state_bytes
-from model_runtime.memory_images import ImageMemory
+from model_runtime.memory.caches import state_bytes
+from model_runtime.memory.images import ImageMemory
 from scheduler.config import SchedulerConfig
 
 

@@ -1,11 +1,11 @@
-"""Reads what a config.json says of Kimi K3's language model beyond Kimi Linear's. Called by `hf_config.py` as
+"""Reads what a config.json says of Kimi K3's language model beyond Kimi Linear's. Called by `hf/config.py` as
 `Family.finish` of a row in `models/families_kimi.py`, engine and worker processes; does not import torch."""
 
 from dataclasses import replace
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.hf_delta import with_kimi_delta
-from model_runtime.hf_values import Json, flag, integer
+from model_runtime.hf.delta import with_kimi_delta
+from model_runtime.hf.values import Json, flag, integer
 
 
 def with_kimi_k3(read: ModelConfig, config: Json) -> ModelConfig:

@@ -1,13 +1,13 @@
 """Reads what a config.json says of each layer: how far its attention sees, and whether it rotates.
 
-Called by `hf_config.py`, engine and worker processes; does not import torch.
+Called by `hf/config.py`, engine and worker processes; does not import torch.
 """
 
 from dataclasses import replace
 
 from model_runtime.architecture import QueryGrowth, RopeConfig
-from model_runtime.hf_rope import LAYER_TYPES, read_ropes
-from model_runtime.hf_values import Json, fail, flag, integer, number, value_of
+from model_runtime.hf.rope import LAYER_TYPES, read_ropes
+from model_runtime.hf.values import Json, fail, flag, integer, number, value_of
 from model_runtime.models.family import Family
 
 UNROTATED = RopeConfig(theta=1.0, rotary_dim=0)

@@ -1,6 +1,6 @@
 """Reads the factors and caps of a config.json, and refuses structure that the model's family does not have.
 
-Called by `hf_config.py`, engine and worker processes; does not import torch.
+Called by `hf/config.py`, engine and worker processes; does not import torch.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.hf_values import Json, fail, number, value_of
+from model_runtime.hf.values import Json, fail, number, value_of
 from model_runtime.models.family import Family
 
 STRUCTURAL: Mapping[str, tuple[object, ...]] = MappingProxyType(

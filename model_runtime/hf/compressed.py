@@ -1,11 +1,11 @@
 """Reads the quantization_config of compressed-tensors (https://github.com/vllm-project/compressed-tensors). Called by
-`hf_quantization.py`, engine and worker processes; does not import torch.
+`hf/quantization.py`, engine and worker processes; does not import torch.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from model_runtime.hf_values import Json, block_size, check_known, fail, flag, integer, mapping, strings
+from model_runtime.hf.values import Json, block_size, check_known, fail, flag, integer, mapping, strings
 from model_runtime.matrix_scheme import Layout, MatrixScheme, Quantization
 from model_runtime.weights.errors import CheckpointError
 

@@ -4,7 +4,7 @@ Arithmetic only; a test compares it with what a real tower takes.
 
 from dataclasses import dataclass
 
-from model_runtime.memory_steps import FLOAT_BYTES
+from model_runtime.memory.steps import FLOAT_BYTES
 from vision.encoder.model import GROUP_PATCHES
 from vision.tower_config import PackedConfig, VisionTowerConfig
 

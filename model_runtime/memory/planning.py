@@ -18,12 +18,12 @@ from model_runtime.host import available_memory, usable_cores
 from model_runtime.image_side import USUAL_SIDE, ImageSide
 from model_runtime.kv_store import KVLayer, storage_type
 from model_runtime.layout import Layout
-from model_runtime.memory import PlanError, PoolSize, size_pool
-from model_runtime.memory_caches import cache_block_bytes, next_token_block_bytes, rope_bytes, state_bytes
-from model_runtime.memory_images import ImageMemory, encode_bytes, image_pixels
-from model_runtime.memory_offload import Offload, planned_offload, refused_offload
-from model_runtime.memory_steps import FLOAT_BYTES, score_bytes, step_bytes
-from model_runtime.memory_weights import (
+from model_runtime.memory.budget import PlanError, PoolSize, size_pool
+from model_runtime.memory.caches import cache_block_bytes, next_token_block_bytes, rope_bytes, state_bytes
+from model_runtime.memory.images import ImageMemory, encode_bytes, image_pixels
+from model_runtime.memory.offload import Offload, planned_offload, refused_offload
+from model_runtime.memory.steps import FLOAT_BYTES, score_bytes, step_bytes
+from model_runtime.memory.weights import (
     PlannedWeights,
     WeightPart,
     planned_weights,

@@ -1,6 +1,6 @@
 """Reads what a config.json says about rotary positions, in the spellings of transformers 5 and of older files.
 
-Called by `hf_layers.py`, `hf_deepseek.py` and the reader of GGUF files, engine and worker processes; does not import
+Called by `hf/layers.py`, `hf/deepseek.py` and the reader of GGUF files, engine and worker processes; does not import
 torch.
 """
 
@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 from model_runtime.architecture import QueryGrowth, RopeConfig
-from model_runtime.hf_values import Json, fail, flag, integer, mapping, number, value_of
+from model_runtime.hf.values import Json, fail, flag, integer, mapping, number, value_of
 from model_runtime.models.family import Family
 from model_runtime.weights.errors import CheckpointError
 

@@ -1,12 +1,12 @@
 """Reads what a config.json says of layers with a state in place of attention, in the keys of each family. Called by
-`hf_config.py` as `Family.finish` of rows in `models/families_hybrid.py`, engine and worker processes; does not import
+`hf/config.py` as `Family.finish` of rows in `models/families_hybrid.py`, engine and worker processes; does not import
 torch."""
 
 import math
 from dataclasses import replace
 
 from model_runtime.architecture import DeltaRule, ModelConfig
-from model_runtime.hf_values import Json, fail, integer, layer_list, mapping, value_of
+from model_runtime.hf.values import Json, fail, integer, layer_list, mapping, value_of
 
 KERNEL = "linear_conv_kernel_dim"
 FULL_EACH = 4

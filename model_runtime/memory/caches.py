@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from model_runtime.architecture import ModelConfig
-from model_runtime.memory_steps import FLOAT_BYTES
+from model_runtime.memory.steps import FLOAT_BYTES
 
 
 def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:

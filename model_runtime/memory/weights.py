@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from model_runtime.image_side import ImageSide
-from model_runtime.memory_offload import LayerBytes, staged_bytes
+from model_runtime.memory.offload import LayerBytes, staged_bytes
 from model_runtime.ops.registry import Ops
 from model_runtime.quantized import RowBits, fewest_row_bits
 from model_runtime.share import Share

@@ -1,12 +1,12 @@
 """Reads what a config.json says about mixtures of experts, in the keys of each family, and about layers for drafts.
 
-Called by `hf_config.py`, engine and worker processes; does not import torch.
+Called by `hf/config.py`, engine and worker processes; does not import torch.
 """
 
 from dataclasses import replace
 
 from model_runtime.architecture import Experts, ModelConfig
-from model_runtime.hf_values import MOST_CHANNELS, MOST_EXPERTS, Json, fail, flag, integer, layer_list, number, value_of
+from model_runtime.hf.values import MOST_CHANNELS, MOST_EXPERTS, Json, fail, flag, integer, layer_list, number, value_of
 from model_runtime.models.family import ExpertKeys, Family
 from model_runtime.weights.errors import CheckpointError
 
