@@ -4,7 +4,6 @@ import argparse
 import logging
 import os
 import shlex
-import sys
 import time
 
 import msgspec
@@ -96,7 +95,9 @@ def curl_line(url: str, model: str, needs_key: bool) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until told to stop; the exit code. Raises OptionError, ModelNotFound, EmbeddedModelMissing."""
     config = resolve(arguments, torchrun_variables(os.environ) | dict(os.environ))
-    logging.basicConfig(level=config.process.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr, force=True)
+    logging.getLogger().setLevel(config.process.log_level.upper())
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter(LOG_FORMAT))
     name = config.gateway.model_names(resolve_model(config.model).name)[0]
     console = Console(emoji=False)
     if config.runtime.node_rank > 0:

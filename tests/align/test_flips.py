@@ -52,7 +52,6 @@ FLIPS: Mapping[str, tuple[str, Flip, int | None, str, str]] = {
     "window one longer": ("gemma2", config(sliding_windows=(0, 9, 10)), 2, "attention", "window: 9"),
     "activation": ("gemma2", config(activation="silu"), 0, "activation", "gelu with tanh"),
     "residual multiplier": ("granite", config(residual_scale=1.0), 0, "residual", "0.3 times"),
-    "tied output matrix": ("gemma2", config(tie_word_embeddings=True), None, "linear", "tied embeddings"),
     "logit scale": ("granite", config(logit_scale=1.0), None, "logits", "0.4 and none"),
     "logit softcap": ("gemma2", config(logit_softcap=0.0), None, "logits", "1 and 1"),
     "router renormalises": ("glm4_moe", experts(renormalise=False), 1, "routing", "divided by their sum"),
@@ -108,6 +107,12 @@ def drop_result_norm(product: Product) -> None:
     product.decoder.layers[2].mlp_result_norm_C = None
 
 
+def tied(product: Product) -> None:
+    """The embedding in place of the file's own output matrix."""
+    product.decoder.config = replace(product.decoder.config, tie_word_embeddings=True)
+    product.decoder.head = product.decoder.embedding
+
+
 def transposed(product: Product) -> None:
     """The output projection's weight the other way round."""
     attention = attention_of(product, 1)
@@ -127,6 +132,7 @@ BREAKS: Mapping[str, tuple[str, Break, int, str, str]] = {
     "gate of the shared block": ("qwen2_moe", drop_shared_gate, 1, "experts", "gate of the shared block"),
     "blocks side by side": ("cohere2", not_parallel, 1, "residual", "blocks side by side"),
     "norm of a result": ("gemma2", drop_result_norm, 2, "norm", "never applies"),
+    "tied output matrix": ("gemma2", tied, None, "linear", "tied embeddings"),
     "transposed projection": ("granite", transposed, 1, "linear", "transposed"),
 }
 """The same of what the loader would refuse, done to the loaded decoder."""

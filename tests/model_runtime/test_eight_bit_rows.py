@@ -21,7 +21,7 @@ from model_runtime.memory.budget import PlanError
 from model_runtime.models.decoder import Decoder
 from model_runtime.models.layer import EagerLayers
 from model_runtime.ops import load_ops
-from model_runtime.parallel import ONE_RANK, Mesh
+from model_runtime.parallel import ONE_RANK, Mesh, tensor_mesh
 from model_runtime.quantized import dequantize, quantize
 from model_runtime.weights.load import Precision
 from scheduler.config import SchedulerConfig
@@ -166,7 +166,7 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path, kernels: str) -> None:
     """A sum in another order may round a number of the next row to the next step: as far as that goes."""
     make_checkpoint(tmp_path, "llama", {})
     expected = logits(load(tmp_path, MADE, kernels))
-    for found in on_threads(2, lambda ranks: logits(load(tmp_path, MADE, kernels, ranks)))[:1]:
+    for found in on_threads(2, lambda ranks: logits(load(tmp_path, MADE, kernels, tensor_mesh(ranks))))[:1]:
         assert apart(found, expected) <= 1e-3
 
 

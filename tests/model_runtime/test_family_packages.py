@@ -15,6 +15,7 @@ from model_runtime.checkpoint import load_model
 from model_runtime.hf.config import read_hf_config
 from model_runtime.models.packages import family_named, known_families
 from model_runtime.ops import load_ops
+from model_runtime.parallel import tensor_mesh
 from model_runtime.weights.errors import CheckpointError
 from server.doctor import check_families
 from tests.checkpoints import SMALL, make_checkpoint
@@ -92,7 +93,7 @@ def test_example_aligns_with_transformers(arcee: Packages, tmp_path: Path, seed:
     folder, prompts = tmp_path / "checkpoint", random_prompts(LENGTHS)
     case = Case(folder, prompts, reference_logits(make_random_model(folder, "arcee", seed), prompts), 1e-4)
     assert_aligned(logits(case.decoder("auto"), prompts), case)
-    found = on_shared_memory(2, lambda collectives: logits(case.decoder("auto", collectives), prompts))
+    found = on_shared_memory(2, lambda collectives: logits(case.decoder("auto", tensor_mesh(collectives)), prompts))
     assert_aligned(found[0], case)
 
 
