@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageChops, ImageDraw
+from PIL import Image, ImageDraw
 
 from vision.embedded.vocabulary import COLOUR_NAMES, COLOURS
 
@@ -173,11 +173,3 @@ def shape_mask(shape: str, side: int, turn: float) -> Image.Image:
         corners = [(large / 2 + x * cosine - y * sine, large / 2 + x * sine + y * cosine) for x, y in _OUTLINES[shape]]
         draw.polygon(corners, fill=255)
     return mask.reduce(OVERSAMPLING)
-
-
-def rim_of(mask: Image.Image, width: int) -> Image.Image:
-    """The outermost pixels of a mask, for an outline: what is left when it is shrunk a little."""
-    side = mask.width
-    inner = Image.new("L", mask.size)
-    inner.paste(mask.resize((side - 2 * width, side - 2 * width)), (width, width))
-    return ImageChops.subtract(mask, inner)

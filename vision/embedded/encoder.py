@@ -35,7 +35,7 @@ CURVE = "encoder.jsonl"
 class EncoderConfig:
     """How long and how fast."""
 
-    samples: int = 280_000
+    samples: int = 320_000
     batch: int = 64
     seed: int = 1
     first_pictures: int = 512

@@ -90,6 +90,18 @@ FONTS = {
         "@fontsource/zilla-slab", "5.3.0", "b7db2f40f3aaeb44c0e1dfe3da1e5de96d177a674ffe5e5e012c59b6a01e8aab"
     ),
     "rubik": Package("@fontsource/rubik", "5.3.0", "3f34e5588fcd07e01f1a5d667e5df1a6b287aeefba5b6e46f892131009a0db6a"),
+    "roboto-mono": Package(
+        "@fontsource/roboto-mono", "5.3.0", "9825f59e72dab7ef3f96e6af79407d97844ba50927ae57f2c9c60199daa9ef62"
+    ),
+    "overpass-mono": Package(
+        "@fontsource/overpass-mono", "5.3.0", "3c72c65cd98f32ac25f5140edecce8241f096b0f3d0e28387958982befd0ba79"
+    ),
+    "anonymous-pro": Package(
+        "@fontsource/anonymous-pro", "5.3.0", "946b468dd00419fa20c4c60d6be6d3ef254cbc54afbfae5290488d801d884df8"
+    ),
+    "source-code-pro": Package(
+        "@fontsource/source-code-pro", "5.3.1", "52ff8925aa275d3d28b745760ab78e9ac11276a477c909f1a8e703e0902afcc4"
+    ),
     "poppins": Package(
         "@fontsource/poppins", "5.3.0", "f4779bb12acaaa07dc7dd8da82ab0f61515fea2f30664535f7a249eeb0dd5bcf"
     ),
