@@ -287,15 +287,14 @@ def test_other_layers_and_plain_torch_run_one_by_one() -> None:
 
 
 def test_numbers_that_index_memory_are_checked() -> None:
-    decoder = make_decoder(PLAIN, compiled())
-    batch = make_batch(PLAIN)
-    kv = caches(PLAIN, batch)
-    beyond = torch.full_like(batch.slots_T, NUM_BLOCKS * BLOCK_SIZE)
-    with pytest.raises(AssertionError, match="outside"):
-        decoder.forward(replace(batch, slots_T=beyond), kv)
-    with pytest.raises(AssertionError, match="outside"):
-        decoder.forward(replace(batch, rope_rows_T=batch.rope_rows_T + MAX_LEN), kv)
-    with pytest.raises(AssertionError, match="outside"):
-        decoder.forward(replace(batch, block_tables=batch.block_tables + NUM_BLOCKS), kv)
+    decoder, batch = make_decoder(PLAIN, compiled()), make_batch(PLAIN)
+    kv, beyond = caches(PLAIN, batch), torch.full_like(batch.slots_T, NUM_BLOCKS * BLOCK_SIZE)
+    for wrong in (
+        replace(batch, slots_T=beyond),
+        replace(batch, rope_rows_T=batch.rope_rows_T + MAX_LEN),
+        replace(batch, block_tables=batch.block_tables + NUM_BLOCKS),
+    ):
+        with pytest.raises(AssertionError, match="outside"):
+            decoder.forward(wrong, kv)
     with pytest.raises(AssertionError, match="caches for 3 layers"):
         decoder.forward(batch, kv[:2])
